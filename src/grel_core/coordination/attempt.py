@@ -1,0 +1,143 @@
+"""Come in: one try, or waiting for as long as it takes, so that nothing stays behind however it ends."""
+
+import asyncio
+import random
+from typing import Protocol
+
+from grel_core.component import check_admission
+from grel_core.coordination.handle import MARGIN, Holder, LockHandle, failing_as
+from grel_core.coordination.owner import new_token
+from grel_core.errors import LockAcquireError, LockTimeoutError, WouldBlockError
+from grel_core.lease.backend import SAFETY, LeaseBackend
+from grel_core.lease.names import Key
+from grel_core.lease.rules import Busy
+
+PLACE = 3.0
+"""Seconds for which a waiter keeps its place in the store's line unless it asks again: the dead leave soon."""
+
+
+class Wish(Protocol):
+    """How to come in: the part of a lock's configuration that an attempt reads."""
+
+    worker: str
+    lease_duration: float
+    retry_interval: float
+    retry_jitter: float
+
+
+class Attempt:
+    """One caller's way to one claim.
+
+    The token is fresh and used for this claim alone. However the attempt ends without a handle, whatever the token
+    may hold is given back in the background.
+    """
+
+    def __init__(
+        self, lock: Holder, store: LeaseBackend, key: Key, owner: object, wish: Wish, *, shared: bool = False
+    ) -> None:
+        self._lock, self._store, self._key, self._owner, self._wish = lock, store, key, owner, wish
+        self._duration = wish.lease_duration
+        self._shared = shared
+        self._loop = store.check_loop()
+        self._token = new_token(wish.worker)
+        self._doubt = False
+        """Whether the store may know the token: a call went out and brought no refusal."""
+        self._error: Exception | None = None
+
+    async def run(self, timeout: float | None) -> LockHandle:
+        """The claim, waiting for it at most `timeout` seconds: None for ever, 0 not at all.
+
+        Raises:
+            WouldBlockError: held elsewhere, with a timeout of 0.
+            LockTimeoutError: held elsewhere until the timeout.
+            LockAcquireError: the backend failed, for as long as the caller would wait.
+        """
+        what = f"{self._key.kind} {self._key.name!r}"
+        try:
+            with failing_as(LockAcquireError, what):
+                if timeout == 0:
+                    answer = await self._once()
+                    if isinstance(answer, Busy):
+                        raise WouldBlockError(f"{what} is held elsewhere; wait with a timeout, or try again later")
+                    return answer
+                if timeout is None:
+                    return await self._patiently(None)
+                return await self._within(timeout, what)
+        except BaseException:
+            if self._doubt:
+                self._store.give_back(self._key, self._token, self._duration)
+            raise
+
+    async def _within(self, timeout: float, what: str) -> LockHandle:
+        scope = asyncio.timeout(timeout)
+        try:
+            async with scope:
+                return await self._patiently(self._loop.time() + timeout)
+        except TimeoutError:
+            if not scope.expired():
+                raise
+        if self._error is not None:
+            raise self._error
+        raise LockTimeoutError(f"{what} was held elsewhere for the {timeout} s that the caller would wait")
+
+    async def _patiently(self, deadline: float | None) -> LockHandle:
+        if self._key not in self._store.lines:
+            try:
+                answer = await self._once()
+            except Exception as error:
+                if not self._tolerable(error, deadline):
+                    raise
+            else:
+                if isinstance(answer, LockHandle):
+                    return answer
+        async with self._store.lines.turn(self._key):
+            return await self._in_turn(deadline)
+
+    async def _in_turn(self, deadline: float | None) -> LockHandle:
+        with self._store.watch(self._key) as watch:
+            while True:
+                check_admission()
+                pause = self._interval()
+                try:
+                    hears = await self._store.listen()
+                    answer = await self._once(queue=PLACE)
+                except Exception as error:
+                    if not self._tolerable(error, deadline):
+                        raise
+                else:
+                    if isinstance(answer, LockHandle):
+                        return answer
+                    if hears:
+                        # One millisecond more, since the store refuses until the very end of a lease.
+                        pause = min(answer.remaining / 1_000_000 + 0.001, SAFETY)
+                await watch.wait(pause)
+
+    async def _once(self, *, queue: float = 0) -> LockHandle | Busy:
+        sent = self._loop.time()
+        self._doubt = True
+        answer = await self._store.take(self._key, self._token, self._duration, shared=self._shared, queue=queue)
+        self._error = self._store.failing_since = None
+        if isinstance(answer, Busy):
+            self._doubt = bool(queue)
+            return answer
+        deadline = sent + self._duration * (1 - MARGIN)
+        if self._loop.time() >= deadline:
+            # The answer took a whole lease: someone else may be in by now, and this token must not come back.
+            self._store.give_back(self._key, self._token, self._duration)
+            self._token, self._doubt = new_token(self._wish.worker), False
+            return Busy(0)
+        return LockHandle(self._lock, self._store, self._key, self._token, answer, self._owner, deadline)
+
+    def _tolerable(self, error: Exception, deadline: float | None) -> bool:
+        """Whether trying again could still help."""
+        if not self._store.transient(error):
+            return False
+        self._error = error
+        since = self._store.failing_since
+        if since is None:
+            since = self._store.failing_since = self._loop.time()
+        return deadline is not None or self._loop.time() - since < self._duration
+
+    def _interval(self) -> float:
+        jitter = self._wish.retry_jitter
+        return self._wish.retry_interval * random.uniform(1 - jitter, 1 + jitter)

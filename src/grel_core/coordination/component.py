@@ -1,0 +1,143 @@
+"""Coordination: which backend keeps what, for one app or one part of it."""
+
+from contextlib import AsyncExitStack
+from typing import Any, ClassVar, Self, TypeAlias
+
+from grel_core.coordination.election import LeaderElection
+from grel_core.coordination.lock import Lock
+from grel_core.errors import CoordinationBackendError
+from grel_core.lease.names import check_name
+from grel_core.lease.protocols import LeaderElectionBackend, LockBackend, ReadWriteLockBackend, ScheduleBackend
+from grel_core.providers.base import Provider
+
+LockSource: TypeAlias = Provider | LockBackend | type[Any]
+ReadWriteLockSource: TypeAlias = Provider | ReadWriteLockBackend | type[Any]
+ElectionSource: TypeAlias = Provider | LeaderElectionBackend | type[Any]
+ScheduleSource: TypeAlias = Provider | ScheduleBackend | type[Any]
+
+
+class Coordination:
+    """Says where each kind of coordination is kept: give it to `Grelmicro(uses=[...])`.
+
+    One provider fills every kind; `lock=`, `rwlock=`, `election=` and `schedule=` each name another place for theirs.
+    Each argument takes a provider, a backend, or a class of either that needs no arguments. Without any, everything
+    comes from the app's only provider; what is still missing then raises `CoordinationBackendError` when it is used.
+    """
+
+    kind: ClassVar[str] = "coordination"
+
+    def __init__(
+        self,
+        source: Provider | type[Provider] | None = None,
+        *,
+        lock: LockSource | None = None,
+        rwlock: ReadWriteLockSource | None = None,
+        election: ElectionSource | None = None,
+        schedule: ScheduleSource | None = None,
+        name: str = "default",
+    ) -> None:
+        self._name = check_name(name)
+        self._backends: dict[str, Any] = {}
+        self._fill(
+            _made(source), {"lock": lock, "readwritelock": rwlock, "leaderelection": election, "schedule": schedule}
+        )
+        self._stack = AsyncExitStack()
+
+    def _fill(self, source: Any, given: dict[str, Any]) -> None:
+        if source is not None and not isinstance(source, Provider):
+            raise TypeError(
+                f"Coordination(...) takes a provider, not {type(source).__name__}; name its kind, as in lock="
+            )
+        for kind, backend in given.items():
+            chosen = _made(backend) if backend is not None else source
+            if isinstance(chosen, Provider):
+                chosen = getattr(chosen, kind)()
+            if chosen is not None and kind not in self._backends:
+                self._backends[kind] = chosen
+
+    def adopt(self, provider: Provider) -> None:
+        """Take from `provider` whatever is not wired yet. The app calls this with its only provider."""
+        self._fill(provider, dict.fromkeys(KINDS))
+
+    @property
+    def name(self) -> str:
+        """Which one of the app's coordinations: `Lock("cart", backend=name)` finds it."""
+        return self._name
+
+    @property
+    def backends(self) -> list[Any]:
+        """Every backend that is wired."""
+        return list(self._backends.values())
+
+    def replace_stores(self, canonical: Any) -> None:
+        """Let `canonical` say, for each provider, which equal one is used instead, so that one place is opened once."""
+        for backend in self._backends.values():
+            if isinstance(getattr(backend, "store", None), Provider):
+                backend.store = canonical(backend.store)
+
+    async def __aenter__(self) -> Self:
+        async with AsyncExitStack() as stack:
+            for backend in self._backends.values():
+                # A stranger's backend may be its four methods and nothing to open.
+                if hasattr(backend, "__aenter__"):
+                    await stack.enter_async_context(backend)
+            self._stack = stack.pop_all()
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self._stack.aclose()
+
+    @property
+    def lock_backend(self) -> LockBackend:
+        """Where locks are kept.
+
+        Raises:
+            CoordinationBackendError: nowhere.
+        """
+        backend: LockBackend = self._backend("lock")
+        return backend
+
+    @property
+    def rwlock_backend(self) -> ReadWriteLockBackend:
+        """Where read-write locks are kept; errors as `lock_backend`."""
+        backend: ReadWriteLockBackend = self._backend("readwritelock")
+        return backend
+
+    @property
+    def election_backend(self) -> LeaderElectionBackend:
+        """Where elections are kept; errors as `lock_backend`."""
+        backend: LeaderElectionBackend = self._backend("leaderelection")
+        return backend
+
+    @property
+    def schedule_backend(self) -> ScheduleBackend:
+        """Where claimed schedule ticks are kept; errors as `lock_backend`."""
+        backend: ScheduleBackend = self._backend("schedule")
+        return backend
+
+    def _backend(self, kind: str) -> Any:
+        if kind not in self._backends:
+            raise CoordinationBackendError(
+                f"coordination {self._name!r} has no {kind} backend; give it a provider, or {KINDS[kind]}="
+            )
+        return self._backends[kind]
+
+    def lock(self, name: str, **options: Any) -> Lock:
+        """A `Lock` kept here; `options` as for `Lock`."""
+        return Lock(name, backend=self.lock_backend, **options)
+
+    def leaderelection(self, name: str, **options: Any) -> LeaderElection:
+        """A `LeaderElection` kept here; `options` as for `LeaderElection`."""
+        return LeaderElection(name, backend=self.election_backend, **options)
+
+    def __repr__(self) -> str:
+        return f"<Coordination {self._name!r}: {', '.join(f'{k}={v!r}' for k, v in self._backends.items())}>"
+
+
+KINDS = {"lock": "lock", "readwritelock": "rwlock", "leaderelection": "election", "schedule": "schedule"}
+"""Factory method of a provider to the argument of the same kind."""
+
+
+def _made(source: Any) -> Any:
+    """`source`, or an object of it when it is a class."""
+    return source() if isinstance(source, type) else source

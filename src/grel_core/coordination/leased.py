@@ -1,0 +1,194 @@
+"""Holding a lease: the one implementation behind `Lock` and, later, both sides of a read-write lock.
+
+Each operation has one body, which is told who asks: the async face passes the running task, `from_thread` the thread.
+"""
+
+from types import TracebackType
+from typing import ClassVar
+
+from pydantic import Field
+
+from grel_core.component import check_admission, current_app
+from grel_core.config import BaseLockConfig, Reconfigurable, Seconds
+from grel_core.coordination.attempt import Attempt
+from grel_core.coordination.handle import LockHandle, failing_as, held_by
+from grel_core.coordination.hold import Hold, ThreadLockAdapter, check_timeout, release_after
+from grel_core.coordination.owner import current_task
+from grel_core.errors import LockLockedCheckError, LockNotOwnedError, LockOwnedCheckError, LockReentrantError
+from grel_core.lease.backend import LeaseBackend
+from grel_core.lease.foreign import lease_backend
+from grel_core.lease.names import Key, check_name
+from grel_core.lease.protocols import LockBackend
+
+
+class LockConfig(BaseLockConfig):
+    """What a lock can be told."""
+
+    lease_duration: Seconds = 60
+    """Seconds after which the store frees the lock by itself, counted from each acquire or extend."""
+    retry_interval: float = Field(default=0.1, ge=0.001, allow_inf_nan=False)
+    """Seconds between tries where the backend sends no wake-ups, or failed."""
+    retry_jitter: float = Field(default=0.1, ge=0, lt=1)
+    """Share by which each of these pauses varies; 0 for none."""
+
+
+class LeasedLock(Reconfigurable[LockConfig]):
+    """A name that is held, alone or shared, by a task or a thread, until its lease ends."""
+
+    kind: ClassVar[str]
+    _shared: ClassVar[bool] = False
+
+    def _set(self, name: str, backend: LockBackend | str | None, config: LockConfig) -> None:
+        self._name = check_name(name)
+        self._backend = backend
+        self._config = config
+        self._key = Key(self.kind, name)
+
+    @property
+    def name(self) -> str:
+        """The name that is locked."""
+        return self._name
+
+    @property
+    def backend(self) -> LockBackend:
+        """Where it is kept: the one given, else that of the current app, looked up at every access.
+
+        Raises:
+            OutOfContextError: no app is open here.
+            CoordinationBackendError: the app keeps no locks under that name.
+        """
+        if self._backend is None or isinstance(self._backend, str):
+            component = current_app().get("coordination", self._backend or "default")
+            backend: LockBackend = component.lock_backend
+            return backend
+        return self._backend
+
+    @property
+    def lease_duration(self) -> float:
+        """Seconds that the next acquire or extend asks for."""
+        return self._config.lease_duration
+
+    # The async face.
+
+    async def __aenter__(self) -> LockHandle:
+        return await self._acquire(current_task(), None)
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await release_after(self._handle(current_task()), exc)
+
+    def hold(self, *, timeout: float | None = None, max_hold: float | None = None) -> "Hold":
+        """`async with lock.hold() as handle:` holds the lock, renewed in the background, until the body ends.
+
+        `timeout`: seconds to wait for the lock, as in `acquire`. `max_hold`: seconds after which renewal stops and
+        the lock counts as lost.
+
+        Raises:
+            LockLostError: the lease was lost; the body was cancelled at once.
+        """
+        return Hold(self, check_timeout(timeout), check_timeout(max_hold, what="max_hold", zero=False))
+
+    async def acquire(self, *, timeout: float | None = None) -> LockHandle:
+        """Wait for the lock, at most `timeout` seconds: None for ever, 0 for a single try.
+
+        The timeout bounds the whole call, a backend that hangs included.
+
+        Raises:
+            LockReentrantError: this task holds it already.
+            LockTimeoutError: it was held elsewhere for that long (also a builtin `TimeoutError`).
+            LockAcquireError: the backend failed for as long as the caller would wait, at most one lease.
+        """
+        return await self._acquire(current_task(), check_timeout(timeout))
+
+    async def acquire_nowait(self) -> LockHandle:
+        """Take the lock if it is free right now; one try.
+
+        Raises:
+            WouldBlockError: it is held elsewhere.
+            LockReentrantError: this task holds it already.
+            LockAcquireError: the backend failed.
+        """
+        return await self._acquire(current_task(), 0)
+
+    async def extend(self) -> LockHandle:
+        """Hold the lock for another `lease_duration`, counted from now on the store's clock.
+
+        The fencing token stays the same.
+
+        Raises:
+            LockNotOwnedError: this task does not hold it, or the lease ran out first. Stop: someone may be inside.
+            LockAcquireError: the backend failed. The old lease still runs; try again.
+        """
+        return await self._handle(current_task()).extend()
+
+    async def release(self) -> None:
+        """Give the lock back.
+
+        Raises:
+            LockNotOwnedError: this task does not hold it, or its lease ran out: the work may have overlapped.
+            LockReleaseError: the backend failed; releasing again is safe.
+        """
+        await self._handle(current_task()).release()
+
+    async def locked(self) -> bool:
+        """Whether anyone holds the lock.
+
+        Raises:
+            LockLockedCheckError: the backend failed.
+        """
+        store = self._store()
+        store.check_loop()
+        with failing_as(LockLockedCheckError, self._what):
+            return await store.locked(self._key)
+
+    async def owned(self) -> bool:
+        """Whether this task holds the lock, by the store's word.
+
+        Raises:
+            LockBackendError: the backend failed.
+        """
+        return await self._owned(current_task())
+
+    @property
+    def from_thread(self) -> "ThreadLockAdapter":
+        """The same lock for a worker thread, without `await`."""
+        return ThreadLockAdapter(self)
+
+    # The bodies: one per operation, told who asks.
+
+    async def _acquire(self, owner: object, timeout: float | None) -> LockHandle:
+        check_admission()
+        store = self._store()
+        for handle in held_by(owner, self._key):
+            if handle.store is store and handle.reason is None:
+                raise LockReentrantError(f"{self._what} is held by this caller already; pass its handle along instead")
+        return await Attempt(self, store, self._key, owner, self._config, shared=self._shared).run(timeout)
+
+    async def _owned(self, owner: object) -> bool:
+        store = self._store()
+        store.check_loop()
+        handles = [handle for handle in held_by(owner, self._key) if handle.store is store]
+        with failing_as(LockOwnedCheckError, self._what):
+            return bool(handles) and await store.owned(self._key, handles[-1].token)
+
+    def _handle(self, owner: object) -> LockHandle:
+        """The claim that `owner` took through this lock, else through another one of its name and backend."""
+        handles = held_by(owner, self._key)
+        for handle in reversed(handles):
+            if handle.lock is self:
+                return handle
+        for handle in reversed(handles):
+            if handle.store is self._store():
+                return handle
+        raise LockNotOwnedError(f"{self._what} is not held by this caller; it was never acquired, or given back before")
+
+    def _store(self) -> LeaseBackend:
+        return lease_backend(self.backend)
+
+    @property
+    def _what(self) -> str:
+        return f"{self.kind} {self._name!r}"
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self._name!r}>"

@@ -1,0 +1,57 @@
+"""Who asks, a task of the event loop or a worker thread; what it holds; and what a claim of its is called."""
+
+import asyncio
+import secrets
+import threading
+from weakref import WeakValueDictionary
+
+
+class ThreadOwner:
+    """Stands for one worker thread and goes away with it: the ids of dead threads are used again, this is not."""
+
+
+_local = threading.local()
+_by_id: WeakValueDictionary[int, ThreadOwner] = WeakValueDictionary()
+_unborn: dict[int, ThreadOwner] = {}
+
+
+def current_task() -> asyncio.Task[object]:
+    """The running task.
+
+    Raises:
+        RuntimeError: no task is running.
+    """
+    task = asyncio.current_task()
+    if task is None:
+        raise RuntimeError("a lock is held by a task; this callback runs in none, start one with `create_task`")
+    return task
+
+
+def current_thread() -> ThreadOwner:
+    """The calling thread's owner."""
+    owner: ThreadOwner | None = getattr(_local, "owner", None)
+    if owner is None:
+        owner = _local.owner = ThreadOwner()
+        _by_id[threading.get_ident()] = owner
+    return owner
+
+
+def thread(thread_id: int) -> ThreadOwner:
+    """The owner of the live thread with that id; one is made up for an id that never asked before."""
+    owner = _by_id.get(thread_id)
+    if owner is None:
+        owner = _unborn.setdefault(thread_id, ThreadOwner())
+    return owner
+
+
+def new_token(worker: str) -> str:
+    """A secret name for one acquisition: unguessable, readable in front, never used twice."""
+    return f"{worker}.{secrets.token_hex(16)}"
+
+
+def identity(token: str) -> str:
+    """The part of a token that may be shown."""
+    return token.rpartition(".")[0] or "unknown"
+
+
+__all__ = ["ThreadOwner", "current_task", "current_thread", "identity", "new_token", "thread"]

@@ -1,0 +1,269 @@
+"""What a store is inside: one method, `apply`, from which every verb follows."""
+
+import asyncio
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import ClassVar, Literal, Self, TypeVar
+
+from grel_core.clock import from_microseconds
+from grel_core.errors import CoordinationBackendError, NotStartedError
+from grel_core.lease.names import LOCK, TASKLOCK, Key, check_name
+from grel_core.lease.protocols import LeaderRecord
+from grel_core.lease.queue import Lines, Watch, Watches
+from grel_core.lease.rules import Advance, Busy, Downgrade, Grant, Instant, Peek, Record, Release, Renew, Rule, Take
+
+T = TypeVar("T")
+logger = logging.getLogger("grel")
+
+SAFETY = 1.0
+"""Seconds after which a waiter tries again although no hint came: a lost message costs this much, never a hang."""
+
+
+def microseconds(seconds: float) -> int:
+    """Whole microseconds, at least one."""
+    return max(1, round(seconds * 1_000_000))
+
+
+class LeaseBackend(ABC):
+    """A place that keeps leases, open on one event loop at a time.
+
+    An implementation writes `apply`, and `_open` and `_close` where it has something to connect. The contract of
+    `apply`, which the conformance suite checks: the rule is run on the record atomically; a caller that is cancelled
+    does not stop a rule that is under way, and a later rule with the same token runs after it. A rule takes at most
+    `backend_timeout` seconds to answer or raise.
+    """
+
+    scope: ClassVar[Literal["process", "host", "cluster"]] = "cluster"
+    """How far a lease kept here reaches."""
+
+    def __init__(
+        self,
+        *,
+        prefix: str = "grel",
+        backend_timeout: float = 5.0,
+        retention: float = 60.0,
+        memory_retention: float = 30 * 86_400.0,
+    ) -> None:
+        self.prefix = check_name(prefix)
+        self.backend_timeout = positive("backend_timeout", backend_timeout)
+        self._retention = microseconds(positive("retention", retention))
+        self._memory_retention = microseconds(positive("memory_retention", memory_retention))
+        self.lines = Lines()
+        self.watches = Watches()
+        self.failing_since: float | None = None
+        """Loop time of the first of the failures that go on right now; None while the store answers."""
+        self._background: set[asyncio.Task[bool]] = set()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._users = 0
+        self._opened: asyncio.Future[None] | None = None
+
+    # Being open.
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """The event loop on which this is open.
+
+        Raises:
+            NotStartedError: it is not open.
+        """
+        if self._loop is None:
+            raise NotStartedError(f"{self!r} is not open; enter it, or the app that uses it, with `async with` first")
+        return self._loop
+
+    def check_loop(self) -> asyncio.AbstractEventLoop:
+        """The running loop, which must be the one on which this is open.
+
+        Raises:
+            NotStartedError: it is not open.
+            CoordinationBackendError: it is open on another event loop.
+        """
+        if self.loop is not (running := asyncio.get_running_loop()):
+            raise CoordinationBackendError(
+                f"{self!r} is open on another event loop; use `from_thread` from threads, or open one backend per loop"
+            )
+        return running
+
+    async def __aenter__(self) -> Self:
+        running = asyncio.get_running_loop()
+        if self._users and self._loop is running and self._opened is not None:
+            self._users += 1
+            await asyncio.shield(self._opened)
+            return self
+        if self._loop is not None and not self._loop.is_closed() and self._loop is not running:
+            self.check_loop()
+        self._loop, self._users, self._opened = running, 1, running.create_future()
+        try:
+            await self._open()
+        except BaseException as error:
+            self._forget()
+            opened, self._opened = self._opened, None
+            opened.set_exception(NotStartedError(f"{self!r} could not be opened: {type(error).__name__}"))
+            opened.exception()
+            raise
+        self._opened.set_result(None)
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        self._users -= 1
+        if self._users:
+            return
+        try:
+            await self._drain()
+            await self._close()
+        finally:
+            self._forget()
+
+    def _forget(self) -> None:
+        """Drop what is bound to the loop, so that the next open starts afresh, on whichever loop."""
+        self._loop, self._users = None, 0
+        self.lines, self.watches, self.failing_since = Lines(), Watches(), None
+
+    async def _open(self) -> None:  # noqa: B027 - optional hook: memory has nothing to connect
+        """Connect; on failure leave nothing behind."""
+
+    async def _close(self) -> None:  # noqa: B027 - optional hook, as above
+        """Disconnect."""
+
+    async def _drain(self) -> None:
+        """Wait for give-backs that are under way, at most `backend_timeout`."""
+        if pending := set(self._background):
+            _, late = await asyncio.wait(pending, timeout=self.backend_timeout)
+            for task in late:
+                task.cancel()
+            await asyncio.gather(*late, return_exceptions=True)
+
+    async def check(self) -> None:
+        """Raise when the store cannot be used right now."""
+        await self.peek(Key(LOCK, "grel-check"))
+
+    # The one thing that a store does.
+
+    @abstractmethod
+    async def apply(self, key: Key, rule: Rule[T]) -> T:
+        """Run `rule` on the record of `key`, atomically, on the store's clock, and return its answer."""
+
+    def keep(self, key: Key) -> int:
+        """Microseconds for which an idle record is kept: short for locks, long for what a successor must know."""
+        return self._retention if key.kind in {LOCK, TASKLOCK} else self._memory_retention
+
+    def transient(self, error: BaseException) -> bool:
+        """Whether trying again could help."""
+        return isinstance(error, OSError | TimeoutError)
+
+    async def listen(self) -> bool:
+        """Make sure that hints arrive. False: they do not, and whoever waits has to poll."""
+        return True
+
+    def watch(self, key: Key) -> Watch:
+        """A watch that is hinted when `key` may be free."""
+        return self.watches.watch(key)
+
+    # The verbs.
+
+    async def take(
+        self,
+        key: Key,
+        token: str,
+        duration: float,
+        *,
+        shared: bool = False,
+        queue: float = 0,
+        meta: Mapping[str, str] | None = None,
+    ) -> Grant | Busy:
+        """Take `key` for `duration` seconds, or learn for how long someone else may hold it.
+
+        With `queue`, a refused caller keeps a place in line for that many seconds.
+        """
+        rule = Take(token, microseconds(duration), shared, microseconds(queue) if queue else 0, meta)
+        return await self.apply(key, rule)
+
+    async def renew(self, key: Key, token: str, duration: float) -> Grant | None:
+        """Hold on for `duration` seconds from now. None: the lease had run out; nothing was acquired."""
+        return await self.apply(key, Renew(token, microseconds(duration)))
+
+    async def drop(self, key: Key, token: str) -> bool:
+        """Give up what `token` holds on `key`, its place in line included. False when it held nothing."""
+        return await self.apply(key, Release(token))
+
+    async def downgrade(self, key: Key, token: str, duration: float) -> Grant | None:
+        """Turn an exclusive claim into a shared one."""
+        return await self.apply(key, Downgrade(token, microseconds(duration)))
+
+    async def advance(self, key: Key, mark: int) -> bool:
+        """Claim a schedule tick."""
+        return await self.apply(key, Advance(mark))
+
+    async def peek(self, key: Key) -> tuple[Record, Instant]:
+        """The live record, and when it was so."""
+        return await self.apply(key, Peek())
+
+    async def locked(self, key: Key) -> bool:
+        """Whether anyone holds `key`."""
+        record, _ = await self.peek(key)
+        return record.holder is not None or bool(record.readers)
+
+    async def owned(self, key: Key, token: str) -> bool:
+        """Whether `token` holds `key`."""
+        record, _ = await self.peek(key)
+        return record.holder == token or token in record.readers
+
+    async def leader(self, key: Key) -> LeaderRecord | None:
+        """Who leads, with the ownership token as its holder; None when nobody does."""
+        record, _ = await self.peek(key)
+        if record.holder is None:
+            return None
+        return LeaderRecord(
+            holder=record.holder,
+            lease_duration=record.duration / 1_000_000,
+            acquired_at=from_microseconds(record.since),
+            renewed_at=from_microseconds(record.renewed),
+            transitions=record.transitions,
+            metadata=dict(record.meta),
+            fencing_token=record.fence,
+        )
+
+    def give_back(self, key: Key, token: str, within: float) -> asyncio.Task[bool]:
+        """Drop whatever `token` may hold, in the background, trying for `within` seconds.
+
+        For claims whose fate is unknown, because their caller was cancelled or the answer got lost. After `within`
+        the lease has run out anyway. The task is waited for when the backend closes.
+        """
+        task = self.loop.create_task(self._give_back(key, token, within), name=f"grel: give back {key.kind}")
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+        return task
+
+    async def _give_back(self, key: Key, token: str, within: float) -> bool:
+        deadline, pause = self.loop.time() + within, 0.05
+        while True:
+            try:
+                return await self.drop(key, token)
+            except Exception as error:  # noqa: BLE001 - nobody waits for this task: what fails is logged
+                if not self.transient(error) or self.loop.time() + pause >= deadline:
+                    logger.warning("%s %r may stay held until its lease ends: %s", key.kind, key.name, describe(error))
+                    return False
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, SAFETY)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}>"
+
+
+def positive(what: str, value: float) -> float:
+    """Return `value` if it is a positive, finite number of seconds.
+
+    Raises:
+        TypeError: it is no number.
+        ValueError: it is zero, negative, infinite or not a number.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"{what} is a number of seconds, not {type(value).__name__}")
+    if not 0 < value < float("inf"):
+        raise ValueError(f"{what} is {value}; give a positive, finite number of seconds")
+    return float(value)
+
+
+def describe(error: BaseException) -> str:
+    """What may be logged of a vendor's error: its type. Its text may hold an address or a password."""
+    return type(error).__name__

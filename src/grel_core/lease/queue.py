@@ -1,0 +1,113 @@
+"""Waiting inside one process: tasks stand in line, and only the first of them talks to the store."""
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Self
+
+from grel_core.lease.names import Key
+
+
+class Lines:
+    """The lines of one store: for each key, the tasks of this process that wait for it, first come first served."""
+
+    def __init__(self) -> None:
+        self._lines: dict[Key, deque[asyncio.Future[None]]] = {}
+
+    def __contains__(self, key: Key) -> bool:
+        return key in self._lines
+
+    def waiting(self, key: Key) -> int:
+        """How many tasks of this process wait for `key`."""
+        return len(self._lines.get(key, ()))
+
+    def total(self) -> int:
+        """How many tasks of this process wait at all."""
+        return sum(map(len, self._lines.values()))
+
+    @asynccontextmanager
+    async def turn(self, key: Key) -> AsyncIterator[None]:
+        """Stand in line; the body runs while its task is the first. However it ends, the next one is called up."""
+        line = self._lines.setdefault(key, deque())
+        place: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        line.append(place)
+        try:
+            if line[0] is not place:
+                await place
+            yield
+        finally:
+            line.remove(place)
+            if not line:
+                del self._lines[key]
+            elif not line[0].done():
+                line[0].set_result(None)
+
+
+class Watch:
+    """A hint that a key may be free. A hint may come for nothing; the next try is the truth."""
+
+    def __init__(self, watches: "Watches", key: Key) -> None:
+        self._watches = watches
+        self._key = key
+        self._hint = asyncio.Event()
+
+    def __enter__(self) -> Self:
+        self._watches.add(self._key, self)
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._watches.discard(self._key, self)
+
+    def hint(self) -> None:
+        """Wake the one who waits here."""
+        self._hint.set()
+
+    async def wait(self, seconds: float) -> None:
+        """Return at the next hint, at one that came since the last wait, or after `seconds`."""
+        if not self._hint.is_set():
+            try:
+                async with asyncio.timeout(seconds):
+                    await self._hint.wait()
+            except TimeoutError:
+                return
+        self._hint.clear()
+
+
+class Watches:
+    """Who in this process wants a hint about which key."""
+
+    def __init__(self) -> None:
+        self._watches: dict[Key, list[Watch]] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._watches)
+
+    def keys(self) -> list[Key]:
+        """What is watched right now; may be asked from any thread."""
+        return list(self._watches)
+
+    def watch(self, key: Key) -> Watch:
+        """A watch on `key`; it listens while it is entered."""
+        return Watch(self, key)
+
+    def add(self, key: Key, watch: Watch) -> None:
+        """Let `watch` hear about `key`."""
+        self._watches.setdefault(key, []).append(watch)
+
+    def discard(self, key: Key, watch: Watch) -> None:
+        """Let `watch` hear no more about `key`."""
+        watches = self._watches[key]
+        watches.remove(watch)
+        if not watches:
+            del self._watches[key]
+
+    def wake(self, key: Key) -> None:
+        """Hint to everyone who watches `key`."""
+        for watch in self._watches.get(key, ()):
+            watch.hint()
+
+    def wake_all(self) -> None:
+        """Hint to everyone: the channel was down, and anything may have been missed."""
+        for key in list(self._watches):
+            self.wake(key)

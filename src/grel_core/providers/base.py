@@ -1,0 +1,58 @@
+"""What every provider is: a store, and the faces through which each kind of coordination meets it."""
+
+import os
+from typing import Any, ClassVar
+from urllib.parse import urlsplit, urlunsplit
+
+from grel_core.lease.adapters import LeaderElectionAdapter, LockAdapter, ReadWriteLockAdapter, ScheduleAdapter
+from grel_core.lease.backend import LeaseBackend
+
+
+class Provider(LeaseBackend):
+    """A place where coordination is kept: give it to `Grelmicro(uses=[...])` or to `Coordination(...)`.
+
+    Providers that are `==` share one connection inside an app, whichever of them comes first.
+    """
+
+    variables: ClassVar[tuple[str, ...]] = ()
+    """Environment variables that give the address when no argument does, the first one set wins."""
+
+    def lock(self) -> LockAdapter:
+        """The lock backend."""
+        return LockAdapter(self)
+
+    def readwritelock(self) -> ReadWriteLockAdapter:
+        """The read-write lock backend."""
+        return ReadWriteLockAdapter(self)
+
+    def leaderelection(self) -> LeaderElectionAdapter:
+        """The election backend."""
+        return LeaderElectionAdapter(self)
+
+    def schedule(self) -> ScheduleAdapter:
+        """The schedule backend."""
+        return ScheduleAdapter(self)
+
+    def identity(self) -> Any:
+        """What makes two providers one and the same place; equal and hashable, or unique to this object."""
+        return id(self)
+
+    @classmethod
+    def from_environment(cls, what: str) -> str:
+        """The address that the first set variable of `variables` gives.
+
+        Raises:
+            ValueError: none of them is set.
+        """
+        for variable in cls.variables:
+            if value := os.environ.get(variable):
+                return value
+        raise ValueError(f"{cls.__name__} needs {what}: give it, or set {' or '.join(cls.variables)}")
+
+
+def mask(url: str) -> str:
+    """`url` as it may be shown: without password, user name or query."""
+    parts = urlsplit(url)
+    place = parts.netloc.rpartition("@")[2]
+    secret = "***@" if "@" in parts.netloc else ""
+    return urlunsplit((parts.scheme, secret + place, parts.path, "", ""))

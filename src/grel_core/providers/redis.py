@@ -1,0 +1,214 @@
+"""Redis and Valkey: leases that every process of an application shares."""
+
+import json
+import os
+import re
+import secrets
+from collections.abc import Callable
+from importlib import resources
+from typing import Any, Self, cast
+from urllib.parse import unquote
+
+from redis import exceptions
+from redis.asyncio import Redis, RedisCluster
+
+from grel_core.errors import CoordinationBackendError
+from grel_core.lease import rules
+from grel_core.lease.backend import T
+from grel_core.lease.names import Key, escape
+from grel_core.lease.rules import Busy, Grant, Instant, Record, Rule, Waiter
+from grel_core.providers.base import Provider, mask
+from grel_core.providers.redis_client import Client, Plain, client_of
+from grel_core.providers.redis_connection import Argument, Link, Shared, Terms, UnfitError
+
+SCRIPT = resources.files(__package__).joinpath("redis.lua").read_text(encoding="utf-8")
+PASSING = re.compile(r"\b(LOADING|READONLY|CLUSTERDOWN|TRYAGAIN|MASTERDOWN|BUSY|OOM|NOREPLICAS|MISCONF)\b")
+"""What a server says when it refuses for now."""
+
+
+class RedisProvider(Provider):
+    """Leases on a Redis (6.2 or newer) or Valkey server, a Sentinel set or a Cluster, whose clock decides.
+
+    URLs: `redis://`, `rediss://` (TLS), `unix://`, `redis+sentinel://host:port,host:port/service/db` and
+    `redis+cluster://host:port,host:port`, or `valkey` in place of `redis`, with what redis-py takes in a URL's query.
+    Without one, `REDIS_URL`, `VALKEY_URL`, or `REDIS_HOST` and `REDIS_PORT` say where.
+    """
+
+    variables = ("REDIS_URL", "VALKEY_URL")
+    script = SCRIPT
+
+    def __init__(
+        self,
+        url: str | None = None,
+        *,
+        prefix: str = "grel",
+        backend_timeout: float = 5.0,
+        retention: float = 60.0,
+        memory_retention: float = 30 * 86_400.0,
+    ) -> None:
+        super().__init__(
+            prefix=prefix,
+            backend_timeout=backend_timeout,
+            retention=retention,
+            memory_retention=memory_retention,
+        )
+        self._url = self.from_environment("a URL such as 'redis://localhost:6379/0'") if url is None else url
+        self._borrowed: Client | None = None
+        self._client = client_of(self._url, self.backend_timeout)
+        self._link: Link
+
+    @classmethod
+    def from_client(cls, client: Client, **options: Any) -> Self:
+        """A provider on a `redis.asyncio` client of yours, which stays yours to close; `options` as for a URL."""
+        if not isinstance(client, Redis | RedisCluster):
+            raise TypeError(f"from_client takes a client of redis.asyncio, not {type(client).__name__}")
+        provider = cls("redis://", **options)
+        provider._borrowed = client
+        return provider
+
+    @classmethod
+    def from_environment(cls, what: str) -> str:
+        host = os.environ.get("REDIS_HOST")
+        if host and not any(map(os.environ.get, cls.variables)):
+            return f"redis://{host}:{os.environ.get('REDIS_PORT') or 6379}"
+        return super().from_environment(what)
+
+    def identity(self) -> Any:
+        place = self._borrowed or self._url
+        return type(self), place, self.prefix, self.backend_timeout, self._retention, self._memory_retention
+
+    def __repr__(self) -> str:
+        return f"<RedisProvider {'on a given client' if self._borrowed else mask(self._url)}>"
+
+    async def _open(self) -> None:
+        terms = Terms(
+            script=self.script,
+            timeout=self.backend_timeout,
+            channel=f"{escape(self.prefix, ':{}')}:wake:{secrets.token_hex(8)}",
+            hint=self._hint,
+            wanted=lambda: bool(self.watches),
+        )
+        self._client = self._borrowed or client_of(self._url, self.backend_timeout)
+        try:
+            self._link = await self._connect(terms)
+        except BaseException:
+            await self._disconnect()
+            raise
+
+    async def _connect(self, terms: Terms) -> Link:
+        if self._borrowed is None and isinstance(self._client, Redis):
+            shared = Shared(terms, self._client.connection_pool)
+            try:
+                await shared.open()
+            except UnfitError:
+                pass
+            else:
+                return shared
+        plain = Plain(terms, self._client)
+        await plain.open()
+        return plain
+
+    async def _close(self) -> None:
+        try:
+            await self._link.close()
+        finally:
+            await self._disconnect()
+
+    async def _disconnect(self) -> None:
+        if self._borrowed is not None:
+            return
+        await self._client.aclose()
+        if sentinel := getattr(getattr(self._client, "connection_pool", None), "sentinel_manager", None):
+            for client in sentinel.sentinels:
+                await client.aclose()
+
+    async def apply(self, key: Key, rule: Rule[T]) -> T:
+        self.check_loop()
+        link = self._link
+        try:
+            reply = await link.call(key.text(self.prefix), [rule.verb, self.keep(key), *arguments(rule, link)])
+        except exceptions.ResponseError as error:
+            if "GRELFORMAT" in str(error):
+                raise CoordinationBackendError(
+                    f"{key.kind} {key.name!r} was written by a newer version of this library; upgrade this process too"
+                ) from error
+            raise
+        return cast(T, ANSWERS[rule.verb](reply))
+
+    async def listen(self) -> bool:
+        self.check_loop()
+        return await self._link.listen()
+
+    def _hint(self, key: str | None) -> None:
+        if key is None:
+            self.watches.wake_all()
+        else:
+            _, kind, name = key.split(":", 2)
+            self.watches.wake(Key(kind, unquote(name[1:-1])))
+
+    def transient(self, error: BaseException) -> bool:
+        if isinstance(error, exceptions.AuthenticationError | exceptions.AuthorizationError):
+            return False
+        if isinstance(error, exceptions.ConnectionError | exceptions.TimeoutError) or super().transient(error):
+            return True
+        # Where redis-py has a class for a refusal, it cuts the word off.
+        named = exceptions.ReadOnlyError | exceptions.ClusterDownError | exceptions.TryAgainError
+        if isinstance(error, named | exceptions.OutOfMemoryError):
+            return True
+        return isinstance(error, exceptions.ResponseError) and PASSING.search(str(error)) is not None
+
+
+def arguments(rule: Rule[Any], link: Link) -> list[Argument]:
+    """What `redis.lua` is told of `rule`, behind the verb and the retention."""
+    counts = int(link.counts)
+    match rule:
+        case rules.Take(token, duration, shared, queue, meta):
+            extra = json.dumps(dict(meta)) if meta else ""
+            return [counts, token, duration, int(shared), queue, link.channel, rules.HEAD_START, extra]
+        case rules.Renew(token, duration) | rules.Downgrade(token, duration):
+            return [counts, token, duration]
+        case rules.Release(token):
+            return [counts, token]
+        case rules.Advance(mark):
+            return [counts, mark]
+    return [counts]
+
+
+def _grant(reply: list[int] | None) -> Grant | Busy | None:
+    if reply is None:
+        return None
+    if not reply[0]:
+        return Busy(reply[1])
+    _, fence, lapsed, transitions = reply
+    return Grant(fence, bool(lapsed), transitions)
+
+
+def _seen(reply: list[Any]) -> tuple[Record, Instant]:
+    reply = [item.decode() if isinstance(item, bytes) else item for item in reply]
+    now, fence, state, holder, until, ended, transitions, readers, line, duration, since, renewed, meta, mark = reply
+    record = Record(
+        fence=fence,
+        holder=holder if state == "held" else None,
+        until=until,
+        duration=int(duration),
+        since=int(since),
+        renewed=int(renewed),
+        meta=json.loads(meta or "{}"),
+        lapsed=state == "lapsed",
+        ended=ended,
+        transitions=transitions,
+        readers={token: int(ends) for token, ends in json.loads(readers)},
+        waiters=tuple(Waiter(token, int(ends), bool(shared)) for token, ends, shared, _ in json.loads(line)),
+        mark=int(mark) if mark else None,
+    )
+    return record, Instant(now, now)
+
+
+ANSWERS: dict[str, Callable[[Any], Any]] = {
+    "take": _grant,
+    "renew": _grant,
+    "downgrade": _grant,
+    "release": bool,
+    "advance": bool,
+    "peek": _seen,
+}
