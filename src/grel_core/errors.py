@@ -5,21 +5,21 @@ GrelmicroError
 │   ├── NotStartedError            it exists, but nobody started it
 │   └── ShuttingDownError          it is closing and takes no new work
 └── CoordinationError
-├── CoordinationBackendError   a kind is not wired, or the store cannot be used
-├── LockReentrantError         this task or thread holds it already
-├── LockUpgradeError           a reader asked to become the writer
-├── LockLostError              the lease ended while the work ran
-├── NotLeaderError             this worker does not lead
-├── StaleTokenError            a newer fencing token was seen
-├── LockBackendError           the backend failed; its own error is the `__cause__`
-│   ├── LockAcquireError
-│   ├── LockLockedCheckError
-│   ├── LockOwnedCheckError
-│   └── LockReleaseError
-│       └── LockNotOwnedError  not held by the caller, or no longer
-└── WouldBlockError            held elsewhere, and the caller would not wait
-├── LockTimeoutError       ... any longer (also a builtin `TimeoutError`)
-└── LockQueueFullError     ... behind so many others
+    ├── CoordinationBackendError   a kind is not wired, or the store cannot be used
+    ├── LockReentrantError         this task or thread holds it already
+    ├── LockUpgradeError           a reader asked to become the writer
+    ├── LockLostError              the lease ended while the work ran
+    ├── NotLeaderError             this worker does not lead
+    ├── StaleTokenError            a newer fencing token was seen
+    ├── LockBackendError           the backend failed; its own error is the `__cause__`
+    │   ├── LockAcquireError
+    │   ├── LockLockedCheckError
+    │   ├── LockOwnedCheckError
+    │   └── LockReleaseError
+    │       └── LockNotOwnedError  not held by the caller, or no longer
+    └── WouldBlockError            held elsewhere, and the caller would not wait
+        ├── LockTimeoutError       ... any longer (also a builtin `TimeoutError`)
+        └── LockQueueFullError     ... behind so many others
 """
 
 

@@ -6,21 +6,33 @@ from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from grel_core.coordination.handle import LockHandle
 from grel_core.coordination.keeper import Keeper
 from grel_core.coordination.owner import current_task, current_thread
 from grel_core.coordination.tether import Tether
 from grel_core.errors import LockBackendError, LockLostError, LockNotOwnedError
-from grel_core.lease.backend import positive
+from grel_core.lease.backend import LeaseBackend, positive
 from grel_core.threads import call_in_loop
-
-if TYPE_CHECKING:
-    from grel_core.coordination.leased import LeasedLock
 
 T = TypeVar("T")
 logger = logging.getLogger("grel")
+
+
+class Body(Protocol):
+    """A lock's operations, told who asks."""
+
+    async def acquire_for(self, owner: object, timeout: float | None) -> LockHandle: ...
+
+    async def owned_by(self, owner: object) -> bool: ...
+
+    async def locked(self) -> bool: ...
+
+    def handle_of(self, owner: object) -> LockHandle: ...
+
+    @property
+    def store(self) -> LeaseBackend: ...
 
 
 def check_timeout(timeout: float | None, *, what: str = "timeout", zero: bool = True) -> float | None:
@@ -43,12 +55,12 @@ async def release_after(handle: LockHandle, exc: BaseException | None) -> None:
 class Hold:
     """`async with lock.hold() as handle:`; see `Lock.hold`."""
 
-    def __init__(self, lock: "LeasedLock", timeout: float | None, max_hold: float | None) -> None:
+    def __init__(self, lock: Body, timeout: float | None, max_hold: float | None) -> None:
         self._lock, self._timeout, self._max_hold = lock, timeout, max_hold
         self._tether = Tether()
 
     async def __aenter__(self) -> LockHandle:
-        self._handle = await self._lock._acquire(current_task(), self._timeout)
+        self._handle = await self._lock.acquire_for(current_task(), self._timeout)
         self._tether.__enter__()
         self._keeper = Keeper(self._handle, self._lose, max_hold=self._max_hold)
         return self._handle
@@ -106,7 +118,7 @@ class ThreadLockAdapter:
         NotStartedError: from every call, before the backend is open.
     """
 
-    def __init__(self, lock: "LeasedLock") -> None:
+    def __init__(self, lock: Body) -> None:
         self._lock = lock
 
     def __enter__(self) -> LockHandle:
@@ -115,7 +127,7 @@ class ThreadLockAdapter:
     def __exit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        handle = self._lock._handle(current_thread())
+        handle = self._lock.handle_of(current_thread())
         self._call(lambda: release_after(handle, exc))
 
     def acquire(self, *, timeout: float | None = None) -> LockHandle:
@@ -123,20 +135,20 @@ class ThreadLockAdapter:
         if check_timeout(timeout) is None:
             _mention_pool()
         owner = current_thread()
-        return self._call(lambda: self._lock._acquire(owner, timeout))
+        return self._call(lambda: self._lock.acquire_for(owner, timeout))
 
     def acquire_nowait(self) -> LockHandle:
         """As `Lock.acquire_nowait`."""
         owner = current_thread()
-        return self._call(lambda: self._lock._acquire(owner, 0))
+        return self._call(lambda: self._lock.acquire_for(owner, 0))
 
     def extend(self) -> LockHandle:
         """As `Lock.extend`."""
-        return self._call(self._lock._handle(current_thread()).extend)
+        return self._call(self._lock.handle_of(current_thread()).extend)
 
     def release(self) -> None:
         """As `Lock.release`."""
-        self._call(self._lock._handle(current_thread()).release)
+        self._call(self._lock.handle_of(current_thread()).release)
 
     def locked(self) -> bool:
         """As `Lock.locked`."""
@@ -145,7 +157,7 @@ class ThreadLockAdapter:
     def owned(self) -> bool:
         """As `Lock.owned`, for this thread."""
         owner = current_thread()
-        return self._call(lambda: self._lock._owned(owner))
+        return self._call(lambda: self._lock.owned_by(owner))
 
     @contextmanager
     def hold(self, *, timeout: float | None = None, max_hold: float | None = None) -> Iterator[LockHandle]:
@@ -167,7 +179,7 @@ class ThreadLockAdapter:
         self._call(lambda: end(keeper, handle, None))
 
     def _call(self, body: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        return call_in_loop(self._lock._store().loop, body)
+        return call_in_loop(self._lock.store.loop, body)
 
 
 async def _keep(handle: LockHandle, max_hold: float | None) -> Keeper:

@@ -71,12 +71,12 @@ class LeasedLock(Reconfigurable[LockConfig]):
     # The async face.
 
     async def __aenter__(self) -> LockHandle:
-        return await self._acquire(current_task(), None)
+        return await self.acquire_for(current_task(), None)
 
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        await release_after(self._handle(current_task()), exc)
+        await release_after(self.handle_of(current_task()), exc)
 
     def hold(self, *, timeout: float | None = None, max_hold: float | None = None) -> "Hold":
         """`async with lock.hold() as handle:` holds the lock, renewed in the background, until the body ends.
@@ -99,7 +99,7 @@ class LeasedLock(Reconfigurable[LockConfig]):
             LockTimeoutError: it was held elsewhere for that long (also a builtin `TimeoutError`).
             LockAcquireError: the backend failed for as long as the caller would wait, at most one lease.
         """
-        return await self._acquire(current_task(), check_timeout(timeout))
+        return await self.acquire_for(current_task(), check_timeout(timeout))
 
     async def acquire_nowait(self) -> LockHandle:
         """Take the lock if it is free right now; one try.
@@ -109,7 +109,7 @@ class LeasedLock(Reconfigurable[LockConfig]):
             LockReentrantError: this task holds it already.
             LockAcquireError: the backend failed.
         """
-        return await self._acquire(current_task(), 0)
+        return await self.acquire_for(current_task(), 0)
 
     async def extend(self) -> LockHandle:
         """Hold the lock for another `lease_duration`, counted from now on the store's clock.
@@ -120,7 +120,7 @@ class LeasedLock(Reconfigurable[LockConfig]):
             LockNotOwnedError: this task does not hold it, or the lease ran out first. Stop: someone may be inside.
             LockAcquireError: the backend failed. The old lease still runs; try again.
         """
-        return await self._handle(current_task()).extend()
+        return await self.handle_of(current_task()).extend()
 
     async def release(self) -> None:
         """Give the lock back.
@@ -129,7 +129,7 @@ class LeasedLock(Reconfigurable[LockConfig]):
             LockNotOwnedError: this task does not hold it, or its lease ran out: the work may have overlapped.
             LockReleaseError: the backend failed; releasing again is safe.
         """
-        await self._handle(current_task()).release()
+        await self.handle_of(current_task()).release()
 
     async def locked(self) -> bool:
         """Whether anyone holds the lock.
@@ -137,7 +137,7 @@ class LeasedLock(Reconfigurable[LockConfig]):
         Raises:
             LockLockedCheckError: the backend failed.
         """
-        store = self._store()
+        store = self.store
         store.check_loop()
         with failing_as(LockLockedCheckError, self._what):
             return await store.locked(self._key)
@@ -148,7 +148,7 @@ class LeasedLock(Reconfigurable[LockConfig]):
         Raises:
             LockBackendError: the backend failed.
         """
-        return await self._owned(current_task())
+        return await self.owned_by(current_task())
 
     @property
     def from_thread(self) -> "ThreadLockAdapter":
@@ -157,33 +157,37 @@ class LeasedLock(Reconfigurable[LockConfig]):
 
     # The bodies: one per operation, told who asks.
 
-    async def _acquire(self, owner: object, timeout: float | None) -> LockHandle:
+    async def acquire_for(self, owner: object, timeout: float | None) -> LockHandle:
+        """`acquire` on behalf of `owner`."""
         check_admission()
-        store = self._store()
+        store = self.store
         for handle in held_by(owner, self._key):
             if handle.store is store and handle.reason is None:
                 raise LockReentrantError(f"{self._what} is held by this caller already; pass its handle along instead")
         return await Attempt(self, store, self._key, owner, self._config, shared=self._shared).run(timeout)
 
-    async def _owned(self, owner: object) -> bool:
-        store = self._store()
+    async def owned_by(self, owner: object) -> bool:
+        """`owned` on behalf of `owner`."""
+        store = self.store
         store.check_loop()
         handles = [handle for handle in held_by(owner, self._key) if handle.store is store]
         with failing_as(LockOwnedCheckError, self._what):
             return bool(handles) and await store.owned(self._key, handles[-1].token)
 
-    def _handle(self, owner: object) -> LockHandle:
+    def handle_of(self, owner: object) -> LockHandle:
         """The claim that `owner` took through this lock, else through another one of its name and backend."""
         handles = held_by(owner, self._key)
         for handle in reversed(handles):
             if handle.lock is self:
                 return handle
         for handle in reversed(handles):
-            if handle.store is self._store():
+            if handle.store is self.store:
                 return handle
         raise LockNotOwnedError(f"{self._what} is not held by this caller; it was never acquired, or given back before")
 
-    def _store(self) -> LeaseBackend:
+    @property
+    def store(self) -> LeaseBackend:
+        """The inside interface of `backend`."""
         return lease_backend(self.backend)
 
     @property

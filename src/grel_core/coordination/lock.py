@@ -71,34 +71,34 @@ class Lock(LeasedLock):
     async def do_acquire(self, token: str, *, duration: float) -> int | None:
         """Take the lock for `token`: its fencing token, or None."""
         with failing_as(LockAcquireError, self._what):
-            answer = await self._store().take(self._key, token, duration, shared=self._shared)
+            answer = await self.store.take(self._key, token, duration, shared=self._shared)
         return answer.fence if isinstance(answer, Grant) else None
 
     async def do_release(self, token: str) -> bool:
         """Give back what `token` holds."""
         with failing_as(LockReleaseError, self._what):
-            return await self._store().drop(self._key, token)
+            return await self.store.drop(self._key, token)
 
     async def do_owned(self, token: str) -> bool:
         """Whether `token` holds the lock."""
         with failing_as(LockOwnedCheckError, self._what):
-            return await self._store().owned(self._key, token)
+            return await self.store.owned(self._key, token)
 
     async def do_thread_acquire(self, thread_id: int, *, timeout: float | None = None) -> LockHandle:
         """`acquire` on behalf of a thread."""
-        return await self._acquire(thread(thread_id), check_timeout(timeout))
+        return await self.acquire_for(thread(thread_id), check_timeout(timeout))
 
     async def do_thread_acquire_nowait(self, thread_id: int) -> LockHandle:
         """`acquire_nowait` on behalf of a thread."""
-        return await self._acquire(thread(thread_id), 0)
+        return await self.acquire_for(thread(thread_id), 0)
 
     async def do_thread_extend(self, thread_id: int) -> LockHandle:
         """`extend` on behalf of a thread."""
-        return await self._handle(thread(thread_id)).extend()
+        return await self.handle_of(thread(thread_id)).extend()
 
     async def do_thread_release(self, thread_id: int) -> None:
         """`release` on behalf of a thread."""
-        await self._handle(thread(thread_id)).release()
+        await self.handle_of(thread(thread_id)).release()
 
 
 P = ParamSpec("P")

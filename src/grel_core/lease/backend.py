@@ -229,18 +229,19 @@ class LeaseBackend(ABC):
         For claims whose fate is unknown, because their caller was cancelled or the answer got lost. After `within`
         the lease has run out anyway. The task is waited for when the backend closes.
         """
-        task = self.loop.create_task(self._give_back(key, token, within), name=f"grel: give back {key.kind}")
+        loop = asyncio.get_running_loop()
+        task = loop.create_task(self._give_back(key, token, loop.time() + within), name=f"grel: give back {key.kind}")
         self._background.add(task)
         task.add_done_callback(self._background.discard)
         return task
 
-    async def _give_back(self, key: Key, token: str, within: float) -> bool:
-        deadline, pause = self.loop.time() + within, 0.05
+    async def _give_back(self, key: Key, token: str, deadline: float) -> bool:
+        loop, pause = asyncio.get_running_loop(), 0.05
         while True:
             try:
                 return await self.drop(key, token)
             except Exception as error:  # noqa: BLE001 - nobody waits for this task: what fails is logged
-                if not self.transient(error) or self.loop.time() + pause >= deadline:
+                if not self.transient(error) or loop.time() + pause >= deadline:
                     logger.warning("%s %r may stay held until its lease ends: %s", key.kind, key.name, describe(error))
                     return False
             await asyncio.sleep(pause)

@@ -29,6 +29,9 @@ class MemoryProvider(Provider):
             self._loop = running
         return super().check_loop()
 
+    async def _close(self) -> None:
+        self._records.clear()
+
     async def apply(self, key: Key, rule: Rule[T]) -> T:
         self.check_loop()
         at = self._instant()
