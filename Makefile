@@ -56,11 +56,12 @@ pins: ## resolve everything anew and rewrite constraints.txt
 
 clean: ## remove the environments and everything generated
 	rm -rf .venv .venv-* build dist .hypothesis .*_cache
-	find src tests examples benchmarks tools -name __pycache__ -type d -prune -exec rm -rf {} +
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # `dev` contains `demo`: whoever has the tests' environment installs nothing for the demo.
 $(VENV)/demo.stamp: $(VENV)/python.stamp pyproject.toml constraints.txt
-	@test -e $(VENV)/dev.stamp || { echo "installing what the demo needs"; $(bin)/python -m pip install -qq -e '.[demo]'; }
+	@test $(VENV)/dev.stamp -nt pyproject.toml -a $(VENV)/dev.stamp -nt constraints.txt || { \
+		echo "installing what the demo needs"; $(bin)/python -m pip install -qq -e '.[demo]'; }
 	@touch $@
 
 $(VENV)/dev.stamp: $(VENV)/python.stamp pyproject.toml constraints.txt

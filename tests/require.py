@@ -20,13 +20,26 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items[:] = [item for item in items if item not in external]
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Turn a skip into a failure under REQUIRE=all."""
-    report = yield
+def refuse_skip(report: pytest.TestReport | pytest.CollectReport) -> None:
+    """Turn a skip into a failure under REQUIRE=all; an expected failure is no skip."""
     if report.skipped and not hasattr(report, "wasxfail") and os.environ.get("GREL_REQUIRE") == "all":
         report.outcome = "failed"
-        report.longrepr = f"{item.nodeid} was skipped, and REQUIRE=all allows none: {report.longrepr}"
+        report.longrepr = f"{report.nodeid} was skipped, and REQUIRE=all allows none: {report.longrepr}"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """One test."""
+    report = yield
+    refuse_skip(report)
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """A whole module."""
+    report = yield
+    refuse_skip(report)
     return report
 
 
