@@ -10,13 +10,13 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from importlib.metadata import entry_points
 from typing import Any, Self, TypeVar
 
-from grel_core.component import Component, Task, bound, current_app
+from grel_core.component import Component, Openable, Task, bound, current_app, enter, leave
 from grel_core.coordination.component import Coordination
-from grel_core.coordination.drain import drain
+from grel_core.coordination.drain import holders, settled
 from grel_core.coordination.election import LeaderElection
 from grel_core.coordination.leading import LeaderLoop
+from grel_core.coordination.leased import LeasedLock
 from grel_core.errors import CoordinationBackendError, OutOfContextError
-from grel_core.lease.adapters import Adapter
 from grel_core.lease.backend import LeaseBackend, positive
 from grel_core.providers.base import Provider
 from grel_core.supervisor import Supervised
@@ -26,9 +26,11 @@ A = TypeVar("A")
 F = TypeVar("F", bound=Callable[[], Awaitable[Any]])
 
 ENVIRONMENTS = ("development", "test", "staging", "production")
+LAST_SHARE = 0.2
+"""Share of `drain_timeout` that is kept for cancelled work to end in."""
 
 
-class Grelmicro:
+class Grelmicro(Openable):
     """A service's coordination: `micro = Grelmicro(uses=[RedisProvider("redis://...")])`.
 
     `uses` takes providers, `Coordination` components, elections and other background tasks; a lone provider is enough
@@ -52,10 +54,10 @@ class Grelmicro:
     ) -> None:
         self.environment = environment or os.environ.get("GREL_ENVIRONMENT") or "development"
         if self.environment not in ENVIRONMENTS:
-            raise ValueError(f"environment {self.environment!r} is unknown; use one of {', '.join(ENVIRONMENTS)}")
+            what = "environment" if environment else "GREL_ENVIRONMENT"
+            raise ValueError(f"{what} is {self.environment!r}; use one of {', '.join(ENVIRONMENTS)}")
         self.single_process = single_process
         self.drain_timeout = positive("drain_timeout", drain_timeout)
-        self.draining = False
         self._providers: dict[Any, Provider] = {}
         """What `uses` named itself; a lone one of these fills every kind."""
         self._stores: dict[Any, Provider] = {}
@@ -65,18 +67,18 @@ class Grelmicro:
         self._tasks: list[Task] = []
         self._overrides: list[dict[tuple[str, str], Component]] = []
         self._wired = False
-        self._reset()
+        self._forget()
         for item in uses:
             self.use(item)
 
-    def _reset(self) -> None:
-        self._users = 0
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._opened: asyncio.Future[None] | None = None
+    def _forget(self) -> None:
+        super()._forget()
+        self.draining = False
         self._stack = AsyncExitStack()
         self._supervised: list[Supervised] = []
+        self._launched = False
         self._resigning: asyncio.Task[None] | None = None
-        self._scopes: list[Any] = []
+        self._deadline = 0.0
 
     # What it is made of.
 
@@ -86,16 +88,19 @@ class Grelmicro:
         Raises:
             TypeError: it is none of these.
             ValueError: there is one of that kind and name already.
+            CoordinationBackendError: it would have to be opened, and the app is open already.
         """
         item = item() if isinstance(item, type) else item
+        if self._loop is not None and not isinstance(item, Task):
+            raise CoordinationBackendError(f"the app is open already; add {item!r} before, or use override() in tests")
         self._wired = False
         if isinstance(item, Provider):
             item = self._stores.setdefault(item.identity(), item)
             self._providers[item.identity()] = item
         elif isinstance(item, LeaderElection):
             self._add_election(item)
-        elif isinstance(item, Adapter):
-            raise TypeError(f"{item!r} is a backend of one kind; say which, as in Coordination(lock=...)")
+        elif isinstance(item, LeasedLock):
+            raise TypeError(f"{item!r} is no part of an app: it finds the current app by itself")
         elif isinstance(item, Component):
             if (item.kind, item.name) in self._components:
                 raise ValueError(f"there is a {item.kind} named {item.name!r} already; give this one another name=")
@@ -104,7 +109,9 @@ class Grelmicro:
             self._tasks.append(item)
             self._start(item)
         else:
-            raise TypeError(f"{type(item).__name__} is no provider, component or task")
+            raise TypeError(
+                f"{type(item).__name__} is no provider, component or task; a backend goes into Coordination(lock=...)"
+            )
         return self
 
     def _add_election(self, election: LeaderElection) -> LeaderElection:
@@ -178,7 +185,7 @@ class Grelmicro:
         """Every place where this app keeps something."""
         self._wire()
         coordinations = [item for item in self._components.values() if isinstance(item, Coordination)]
-        used = [backend.store for item in coordinations for backend in item.backends if isinstance(backend, Adapter)]
+        used = [store for coordination in coordinations for store in coordination.stores]
         return list(dict.fromkeys([*self._providers.values(), *used]))
 
     def describe(self) -> dict[str, Any]:
@@ -202,7 +209,7 @@ class Grelmicro:
         """
         app = current_app()
         if not isinstance(app, cls):
-            raise OutOfContextError(f"the current app is no {cls.__name__}")
+            raise OutOfContextError(f"the current app is {app!r}, no {cls.__name__}")
         return app
 
     @asynccontextmanager
@@ -238,7 +245,7 @@ class Grelmicro:
     @property
     def started(self) -> bool:
         """Whether it is open, all of it."""
-        return self._opened is not None and self._opened.done() and not self._opened.cancelled()
+        return self._is_open
 
     @property
     def supervised(self) -> list[Supervised]:
@@ -246,93 +253,86 @@ class Grelmicro:
         return list(self._supervised)
 
     async def __aenter__(self) -> Self:
-        loop = asyncio.get_running_loop()
-        if self._users and self._loop is not loop:
-            raise RuntimeError("this Grelmicro is open on another event loop; close it there, or use a second one")
-        self._users += 1
-        if self._users == 1:
-            self._loop, self._opened = loop, loop.create_future()
-            try:
-                await self._open()
-            except BaseException:
-                self._reset()
-                raise
-            self._opened.set_result(None)
-        elif self._opened is not None:
-            await asyncio.shield(self._opened)
-        self._scopes.append(bound(self))
-        self._scopes[-1].__enter__()
+        await super().__aenter__()
+        enter(self)
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
-        self._scopes.pop().__exit__(None, None, None)
-        self._users -= 1
-        if self._users:
-            return
-        try:
-            await self._drain()
-        finally:
-            try:
-                await self._stack.aclose()
-            finally:
-                self._reset()
-                self.draining = False
+        leave(self)
+        await super().__aexit__(*exc_info)
 
     async def _open(self) -> None:
-        self.draining = False
         self._check_scope()
         async with AsyncExitStack() as stack:
             for provider in self._providers.values():
                 await stack.enter_async_context(provider)
             for component in self._components.values():
                 await stack.enter_async_context(component)
+            stack.push_async_callback(self._end_work)
+            self._launched = True
+            for work in (*self._elections.values(), *self._tasks):
+                self._start(work)
+            # One turn of the loop, so that every election counts as running before anybody asks it to lead.
+            await asyncio.sleep(0)
             self._stack = stack.pop_all()
-        for work in (*self._elections.values(), *self._tasks):
-            self._launch(work)
-        # One turn of the loop, so that every election counts as running before anybody asks it to lead.
-        await asyncio.sleep(0)
 
     def _start(self, work: Task) -> None:
         """Run `work` now if the app is open already; else opening it does."""
-        if self.started and not self.draining:
-            self._launch(work)
-
-    def _launch(self, work: Task) -> None:
-        with bound(self):
-            self._supervised.append(Supervised(work))
+        if self._launched and not self.draining:
+            with bound(self):
+                self._supervised.append(Supervised(work))
 
     def begin_shutdown(self) -> None:
         """Take no new work from requests, and resign from every election for good.
 
         For a signal handler to schedule on the app's event loop, long before the server gets round to closing the app.
         """
+        if self._loop is None:
+            return
         self.draining = True
         for store in self.stores:
             store.watches.wake_all()
-        if self._resigning is None and self._loop is not None:
+        if self._resigning is None:
             with bound(self):
                 self._resigning = self._loop.create_task(self._resign(), name="grel: resign")
 
     async def _resign(self) -> None:
         """Step down everywhere at once, and stay out."""
         running = [election for election in self._elections.values() if election.is_running()]
-        ended = await asyncio.gather(*(e.step_down(stay_out=math.inf) for e in running), return_exceptions=True)
+        within = self.drain_timeout * (1 - LAST_SHARE)
+        ended = await asyncio.gather(
+            *(e.step_down(stay_out=math.inf, within=within) for e in running), return_exceptions=True
+        )
         for election, error in zip(running, ended, strict=True):
             if isinstance(error, BaseException):
                 logger.warning("%r could not step down: %s", election, type(error).__name__)
 
     async def _drain(self) -> None:
+        self._deadline = self.loop.time() + self.drain_timeout
         self.begin_shutdown()
-        await drain(self.stores, self.drain_timeout)
-        if self._resigning is not None:
-            await self._resigning
-        tasks = [supervised.task for supervised in self._supervised]
-        for task in tasks:
+        await settled(self.stores, self._deadline - self.drain_timeout * LAST_SHARE)
+
+    async def _end_work(self) -> None:
+        """Cancel what holds something still, and what runs in the background; wait for it until the deadline.
+
+        What a thread holds, or work that does not end, keeps its lease until it runs out: it may still be at work.
+        """
+        late = {owner for owner, _ in holders(self.stores) if isinstance(owner, asyncio.Task)}
+        if late:
+            logger.warning("shutting down: %d tasks still held a lock and were cancelled", len(late))
+        late |= {supervised.task for supervised in self._supervised}
+        for task in late:
             task.cancel()
-        if tasks:
-            _, late = await asyncio.wait(tasks, timeout=self.drain_timeout)
-            for task in late:
-                logger.warning("shutting down: %s does not end", task.get_name())
+        late |= {self._resigning} if self._resigning else set()
+        if late:
+            _, late = await asyncio.wait(late, timeout=max(self._deadline - self.loop.time(), 0.01))
+        for task in late:
+            logger.warning("shutting down: %s does not end", task.get_name())
+        for _, handle in holders(self.stores):
+            logger.warning("shutting down: %r is still held; its lease is left to run out", handle)
+
+    async def _close(self) -> None:
+        await self._stack.aclose()
 
     def _check_scope(self) -> None:
         local = [store for store in self.stores if store.scope == "process"]

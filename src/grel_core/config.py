@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from functools import lru_cache
 from typing import Annotated, Any, Generic, TypeVar
+from uuid import UUID
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -24,10 +25,15 @@ _TRUE = {"1", "true", "yes", "on"}
 class BaseLockConfig(BaseModel):
     """What every primitive can be told."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=False)
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
-    worker: str = Field(default_factory=worker_identity, min_length=1, max_length=128)
-    """Who holds, to people. Not a secret, and fixed for life."""
+    worker: str | None = Field(default=None, min_length=1, max_length=128)
+    """Who holds, to people: fixed for life, and no secret. None: this process, which a forked child is not."""
+
+    @property
+    def identity(self) -> str:
+        """The worker, whose name may be that of the process."""
+        return self.worker or worker_identity()
 
 
 Config = TypeVar("Config", bound=BaseLockConfig)
@@ -53,11 +59,10 @@ class Reconfigurable(Generic[Config]):
             TypeError: it is not this kind of configuration.
             ValueError: it changes `worker`, which is fixed for life.
         """
-        if type(new_config) is not type(self._config):
-            raise TypeError(f"expected {type(self._config).__name__}, not {type(new_config).__name__}")
-        if new_config.worker != self._config.worker:
-            raise ValueError("worker is fixed for life; copy it: `config.model_copy(update={...})` keeps it")
-        self._config = new_config
+        new_config = checked(type(self._config), new_config)
+        if new_config.worker not in {None, self._config.worker}:
+            raise ValueError("worker is fixed for life; leave it out of the new configuration")
+        self._config = new_config.model_copy(update={"worker": self._config.worker})
 
 
 def load_config(
@@ -79,20 +84,31 @@ def load_config(
         ValueError: a value is impossible; the message names the field, and the variable if it came from one.
     """
     given = {field: value for field, value in arguments.items() if value is not None}
-    if "worker" in given:
-        given["worker"] = str(given["worker"])
-    if not (flag("GREL_ENV_LOAD") if env_load is None else env_load):
-        if env_load is None:
-            _mention_unread()
-        return validated(model, given, f"{kind.lower()} {name!r}")
+    if isinstance(worker := given.get("worker"), UUID):
+        given["worker"] = str(worker)
+    if env_load is None and not (env_load := flag("GREL_ENV_LOAD")):
+        _mention_unread()
     found: dict[str, str] = {}
-    for prefix in (env_prefix,) if env_prefix else prefixes(kind, name):
-        for field in model.model_fields:
-            variable = f"{prefix}{field}".upper()
-            if field not in given and variable in os.environ:
-                given[field] = os.environ[variable]
-                found[field] = variable
+    if env_load:
+        known = _variables(env_prefix or f"GREL_{kind}_")
+        for prefix in (env_prefix,) if env_prefix else prefixes(kind, name):
+            found = {field: v for field in model.model_fields if (v := f"{prefix}{field}".upper()) in known} | found
+        found = {field: variable for field, variable in found.items() if field not in given}
+        given |= {field: _value(model, field, known[variable]) for field, variable in found.items()}
     return validated(model, given, f"{kind.lower()} {name!r}", found)
+
+
+@lru_cache(maxsize=64)
+def _variables(prefix: str) -> dict[str, str]:
+    """The variables that begin with `prefix`, read once per process."""
+    return {variable: text for variable, text in os.environ.items() if variable.startswith(prefix.upper())}
+
+
+def _value(model: type[BaseLockConfig], field: str, text: str) -> float | str:
+    try:
+        return float(text) if model.model_fields[field].annotation is float else text
+    except ValueError:
+        return text
 
 
 def prefixes(kind: str, name: str) -> tuple[str, ...]:
@@ -105,20 +121,26 @@ def prefixes(kind: str, name: str) -> tuple[str, ...]:
     return (*own, f"GREL_{kind}_")
 
 
-def validated(
-    model: type[Config], values: Mapping[str, Any], what: str, variables: Mapping[str, str] | None = None
-) -> Config:
+def validated(model: type[Config], values: Mapping[str, Any], what: str, variables: Mapping[str, str]) -> Config:
     """`model` made of `values`, or one sentence about the first thing that is wrong with them."""
     try:
-        return model.model_validate(dict(values), strict=not variables)
+        return model.model_validate(values, strict=True)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
-        field = ".".join(map(str, first["loc"])) or "configuration"
-        source = f" (from {variables[field]})" if variables and field in variables else ""
+        field = ".".join(map(str, first["loc"]))
+        # What is wrong with the whole may come from any variable.
+        named = [variable for known, variable in variables.items() if field in {known, ""}]
+        source = f" (from {', '.join(named)})" if named else ""
         message = first["msg"].removeprefix("Value error, ")
-        raise (TypeError if first["type"].endswith("_type") else ValueError)(
-            f"{what}: {field}{source}: {message}"
-        ) from None
+        kind = TypeError if first["type"].endswith("_type") and not named else ValueError
+        raise kind(f"{what}: {field or 'configuration'}{source}: {message}") from None
+
+
+def checked(model: type[Config], config: Config) -> Config:
+    """`config`, which is to be a `model`; looked at again, since `model_copy(update={...})` lets anything pass."""
+    if not isinstance(config, model):
+        raise TypeError(f"expected {model.__name__}, not {type(config).__name__}")
+    return validated(type(config), config.model_dump(), model.__name__, {})
 
 
 def flag(variable: str) -> bool:

@@ -45,7 +45,7 @@ class Report:
 def report(app: Grelmicro) -> Report:
     """The health of `app`, from memory."""
     checks: dict[str, Check] = {}
-    for store in app.stores:
+    for store in sorted(app.stores, key=lambda store: store.failing_since is not None):
         failing = store.failing_since is not None
         checks[f"coordination:{type(store).__name__}"] = Check(
             "error" if failing else "ok", detail="unreachable" if failing else None

@@ -20,8 +20,6 @@ class Supervised:
 
     def __init__(self, work: Task) -> None:
         self.work = work
-        self.error: str | None = None
-        """Type of the last error; None while there was none."""
         self._crashes: deque[float] = deque()
         self._loop = asyncio.get_running_loop()
         self.task = self._loop.create_task(self._run(), name=f"grel: {work.name}")
@@ -38,8 +36,10 @@ class Supervised:
             try:
                 await self.work.run()
                 return
-            except Exception as error:
-                self.error = type(error).__name__
+            except (Exception, asyncio.CancelledError):
+                # A cancellation that nobody asked this task for is what the work awaited: a crash like any other.
+                if self.task.cancelling():
+                    raise
                 self._crashes.append(self._loop.time())
                 pause = min(0.1 * 4 ** (self.crashes - 1), _LONGEST_PAUSE)
                 logger.exception("background task %r crashed; it starts again in %.1f s", self.work.name, pause)

@@ -1,6 +1,7 @@
 """Random histories: every store answers as the pure rules do, over time steps and forgetting."""
 
 import itertools
+import os
 from typing import Any
 
 import pytest
@@ -38,7 +39,7 @@ RULES: st.SearchStrategy[Rule[Any]] = st.one_of(
         meta=st.none() | st.dictionaries(st.text(max_size=3), st.text(max_size=3), max_size=2),
     ),
     st.builds(Renew, TOKENS, DURATIONS),
-    st.builds(Release, TOKENS),
+    st.builds(Release, TOKENS, least=st.just(0) | DURATIONS),
     st.builds(Downgrade, TOKENS, DURATIONS),
     st.builds(Advance, st.integers(-2, 3)),
 )
@@ -46,6 +47,7 @@ KEYS = st.sampled_from([Key(LOCK, "a{b}:c"), Key(READWRITELOCK, "a{b}:c"), Key(S
 PAUSES = st.sampled_from([0, 0, 0, 0, 1, 998, 999, 1_000, 49_999, 50_000, 99_999, 100_000, 200_000, 300_000, 1_500_000])
 HISTORIES = st.lists(st.tuples(PAUSES, KEYS, RULES), min_size=1, max_size=40)
 NUMBERS = itertools.count()
+EXAMPLES = int(os.environ.get("GREL_HISTORIES", "200"))
 
 
 class Model:
@@ -67,7 +69,7 @@ class Model:
         return answer
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(history=HISTORIES)
 async def test_a_store_answers_as_the_rules_do(harness: Harness, history: list[tuple[int, Key, Rule[Any]]]) -> None:
     if harness.clock.fixed is None:

@@ -7,7 +7,7 @@ from typing import Protocol
 from grel_core.component import check_admission
 from grel_core.coordination.handle import MARGIN, Holder, LockHandle, failing_as
 from grel_core.coordination.owner import new_token
-from grel_core.errors import LockAcquireError, LockTimeoutError, WouldBlockError
+from grel_core.errors import LockAcquireError, LockQueueFullError, LockTimeoutError, WouldBlockError
 from grel_core.lease.backend import SAFETY, LeaseBackend
 from grel_core.lease.names import Key
 from grel_core.lease.rules import Busy
@@ -19,7 +19,9 @@ PLACE = 3.0
 class Wish(Protocol):
     """How to come in: the part of a lock's configuration that an attempt reads."""
 
-    worker: str
+    @property
+    def identity(self) -> str: ...
+
     lease_duration: float
     retry_interval: float
     retry_jitter: float
@@ -39,20 +41,23 @@ class Attempt:
         self._duration = wish.lease_duration
         self._shared = shared
         self._loop = store.check_loop()
-        self._token = new_token(wish.worker)
+        self._token = new_token(wish.identity)
         self._doubt = False
         """Whether the store may know the token: a call went out and brought no refusal."""
+        self._began = self._loop.time()
         self._error: Exception | None = None
 
-    async def run(self, timeout: float | None) -> LockHandle:
+    async def run(self, timeout: float | None, max_waiters: int | None = None) -> LockHandle:
         """The claim, waiting for it at most `timeout` seconds: None for ever, 0 not at all.
 
         Raises:
+            LockQueueFullError: `max_waiters` of this process wait already.
             WouldBlockError: held elsewhere, with a timeout of 0.
             LockTimeoutError: held elsewhere until the timeout.
             LockAcquireError: the backend failed, for as long as the caller would wait.
         """
         what = f"{self._key.kind} {self._key.name!r}"
+        self._max_waiters = max_waiters
         try:
             with failing_as(LockAcquireError, what):
                 if timeout == 0:
@@ -90,6 +95,9 @@ class Attempt:
             else:
                 if isinstance(answer, LockHandle):
                     return answer
+        waiting = self._store.lines.waiting(self._key)
+        if self._max_waiters is not None and waiting >= self._max_waiters:
+            raise LockQueueFullError(f"{self._key.kind} {self._key.name!r}: {waiting} callers wait already; try later")
         async with self._store.lines.turn(self._key):
             return await self._in_turn(deadline)
 
@@ -124,7 +132,7 @@ class Attempt:
         if self._loop.time() >= deadline:
             # The answer took a whole lease: someone else may be in by now, and this token must not come back.
             self._store.give_back(self._key, self._token, self._duration)
-            self._token, self._doubt = new_token(self._wish.worker), False
+            self._token, self._doubt = new_token(self._wish.identity), False
             return Busy(0)
         return LockHandle(self._lock, self._store, self._key, self._token, answer, self._owner, deadline)
 
@@ -133,9 +141,10 @@ class Attempt:
         if not self._store.transient(error):
             return False
         self._error = error
-        since = self._store.failing_since
-        if since is None:
-            since = self._store.failing_since = self._loop.time()
+        if self._store.failing_since is None:
+            self._store.failing_since = self._loop.time()
+        # Those who stood in line meanwhile give up together; an old failure says nothing to a newcomer.
+        since = max(self._store.failing_since, self._began)
         return deadline is not None or self._loop.time() - since < self._duration
 
     def _interval(self) -> float:

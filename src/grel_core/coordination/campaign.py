@@ -86,6 +86,8 @@ class Campaign:
         self._key = key
         self.running = False
         self.record: LeaderRecord | None = None
+        self.looked: float | None = None
+        """Loop time at which `record` was refreshed."""
         self._term: Term | None = None
         self._resigning: asyncio.Task[None] | None = None
         self._token: str | None = None
@@ -93,7 +95,6 @@ class Campaign:
         self._out_until = 0.0
         self._watch: Watch | None = None
         self._changes: set[asyncio.Future[None]] = set()
-        self._failed_at: float | None = None
         self._logged_at = float("-inf")
         self.due = float("inf")
         """Loop time at which the loop means to be back."""
@@ -118,7 +119,7 @@ class Campaign:
         return term
 
     async def change(self) -> None:
-        """Wait until the lead is won or lost, or the campaign ends."""
+        """Wait until the lead is won or lost, the first look is done, or the campaign ends."""
         change: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._changes.add(change)
         try:
@@ -135,12 +136,12 @@ class Campaign:
         """Take part until cancelled, or until another backend takes the place of this one."""
         if self.running:
             raise RuntimeError(f"election {self._candidate.name!r} runs already; run it once per process")
-        store = lease_backend(self._candidate.backend)
+        store = lease_backend(self._candidate.backend, LeaderElectionBackend)
         loop = store.check_loop()
-        self.running, self._out_until, self._failed_at = True, 0.0, None
+        self.running, self.looked, self._out_until = True, None, 0.0
         try:
             with store.watch(self._key) as self._watch:
-                while lease_backend(self._candidate.backend) is store:
+                while lease_backend(self._candidate.backend, LeaderElectionBackend) is store:
                     self.due = loop.time() + self._candidate.config.backend_timeout
                     pause = await self._round(store, loop)
                     self.due = loop.time() + pause
@@ -162,16 +163,18 @@ class Campaign:
                 term = self._term
                 pause = await (self._renew(store, config, term) if term else self._ask(store, config))
         except Exception as error:  # noqa: BLE001 - any failure of the backend is reported, and the campaign goes on
-            self._report(error, loop.time(), config)
+            if store.failing_since is None:
+                store.failing_since = loop.time()
+            self._report(error, loop.time(), store.failing_since, config)
             return _jittered(config)
-        self._failed_at = None
+        store.failing_since = None
         return pause
 
     async def _ask(self, store: LeaseBackend, config: LeaderElectionConfig) -> float:
         """Ask for the lead, or for a place in line. The pause until it is worth asking again."""
         loop = store.loop
         if self._token is None:
-            self._token = new_token(config.worker)
+            self._token = new_token(config.identity)
         hears = await store.listen()
         sent, token = loop.time(), self._token
         answer = await store.take(
@@ -204,22 +207,25 @@ class Campaign:
     async def _look(self, store: LeaseBackend) -> None:
         record = await store.leader(self._key)
         self.record = record and replace(record, holder=identity(record.holder))
+        first, self.looked = self.looked is None, store.loop.time()
+        if first:
+            self._changed()
 
-    async def step_down(self, stay_out: float) -> bool:
+    async def step_down(self, stay_out: float, within: float) -> bool:
         """Give the lead back, in order, and stay out for a while. False: there was none."""
         if not self.running:
             return False
-        store = lease_backend(self._candidate.backend)
+        store = lease_backend(self._candidate.backend, LeaderElectionBackend)
         self._out_until = max(self._out_until, store.check_loop().time() + stay_out)
         led = self.term is not None
-        await self._resign(store)
+        await self._resign(store, within)
         return led
 
-    async def _resign(self, store: LeaseBackend) -> None:
+    async def _resign(self, store: LeaseBackend, within: float = STOP_TIMEOUT) -> None:
         """End the term and leave the line. Everybody who asks for it waits for the same one to end."""
         if self._resigning is None:
-            work = asyncio.get_running_loop().create_task(self._give_up(store), name=f"grel: resign {self._key.name!r}")
-            self._resigning = work
+            name = f"grel: resign {self._key.name!r}"
+            self._resigning = work = asyncio.get_running_loop().create_task(self._give_up(store, within), name=name)
             work.add_done_callback(self._resigned)
         await asyncio.shield(self._resigning)
 
@@ -228,12 +234,12 @@ class Campaign:
         if self._watch is not None:
             self._watch.hint()
 
-    async def _give_up(self, store: LeaseBackend) -> None:
+    async def _give_up(self, store: LeaseBackend, within: float) -> None:
         """Stop the guarded work, await it, then release: a successor must find nobody at work."""
         term, token = self._term, self._token
         if term is not None:
             term.end()
-            if not await term.quiet(min(STOP_TIMEOUT, max(term.lease_end - store.loop.time(), 0))):
+            if not await term.quiet(min(within, max(term.lease_end - asyncio.get_running_loop().time(), 0))):
                 logger.warning("election %r: guarded work goes on; its lease is left to run out", self._candidate.name)
                 token = None
         self._term = self._token = None
@@ -241,16 +247,14 @@ class Campaign:
             await store.give_back(self._key, token, self._candidate.config.backend_timeout)
         self.record = None if term is not None else self.record
 
-    def _report(self, error: Exception, now: float, config: LeaderElectionConfig) -> None:
-        if self._failed_at is None:
-            self._failed_at = now
+    def _report(self, error: Exception, now: float, since: float, config: LeaderElectionConfig) -> None:
         if now - self._logged_at >= config.error_interval or config.error_interval < config.retry_interval:
             self._logged_at = now
             logger.warning(
                 "election %r: the backend failed (%s); trying again, for %.1f s now",
                 self._candidate.name,
                 describe(error),
-                now - self._failed_at,
+                now - since,
             )
 
 

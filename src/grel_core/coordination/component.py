@@ -1,11 +1,15 @@
 """Coordination: which backend keeps what, for one app or one part of it."""
 
 from contextlib import AsyncExitStack
-from typing import Any, ClassVar, Self, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
+from grel_core.component import Openable
 from grel_core.coordination.election import LeaderElection
 from grel_core.coordination.lock import Lock
 from grel_core.errors import CoordinationBackendError
+from grel_core.lease.adapters import Adapter
+from grel_core.lease.backend import LeaseBackend
+from grel_core.lease.foreign import lease_backend
 from grel_core.lease.names import check_name
 from grel_core.lease.protocols import LeaderElectionBackend, LockBackend, ReadWriteLockBackend, ScheduleBackend
 from grel_core.providers.base import Provider
@@ -16,7 +20,7 @@ ElectionSource: TypeAlias = Provider | LeaderElectionBackend | type[Any]
 ScheduleSource: TypeAlias = Provider | ScheduleBackend | type[Any]
 
 
-class Coordination:
+class Coordination(Openable):
     """Says where each kind of coordination is kept: give it to `Grelmicro(uses=[...])`.
 
     One provider fills every kind; `lock=`, `rwlock=`, `election=` and `schedule=` each name another place for theirs.
@@ -38,10 +42,10 @@ class Coordination:
     ) -> None:
         self._name = check_name(name)
         self._backends: dict[str, Any] = {}
+        self._wrappers: list[LeaseBackend] = []
         self._fill(
             _made(source), {"lock": lock, "readwritelock": rwlock, "leaderelection": election, "schedule": schedule}
         )
-        self._stack = AsyncExitStack()
 
     def _fill(self, source: Any, given: dict[str, Any]) -> None:
         if source is not None and not isinstance(source, Provider):
@@ -52,8 +56,14 @@ class Coordination:
             chosen = _made(backend) if backend is not None else source
             if isinstance(chosen, Provider):
                 chosen = getattr(chosen, kind)()
-            if chosen is not None and kind not in self._backends:
-                self._backends[kind] = chosen
+            if chosen is None or kind in self._backends:
+                continue
+            argument, protocol = KINDS[kind]
+            if not isinstance(chosen, protocol):
+                raise TypeError(f"{argument}= takes a provider or a {protocol.__name__}, not {type(chosen).__name__}")
+            self._backends[kind] = chosen
+            # The wrapper of a foreign backend lives for as long as it is kept here, and so does what it knows.
+            self._wrappers.append(lease_backend(chosen, protocol))
 
     def adopt(self, provider: Provider) -> None:
         """Take from `provider` whatever is not wired yet. The app calls this with its only provider."""
@@ -65,26 +75,23 @@ class Coordination:
         return self._name
 
     @property
-    def backends(self) -> list[Any]:
-        """Every backend that is wired."""
-        return list(self._backends.values())
+    def stores(self) -> list[LeaseBackend]:
+        """What keeps each kind that is wired."""
+        return [lease_backend(backend) for backend in self._backends.values()]
 
     def replace_stores(self, canonical: Any) -> None:
         """Let `canonical` say, for each provider, which equal one is used instead, so that one place is opened once."""
         for backend in self._backends.values():
-            if isinstance(getattr(backend, "store", None), Provider):
+            if isinstance(backend, Adapter) and isinstance(backend.store, Provider):
                 backend.store = canonical(backend.store)
 
-    async def __aenter__(self) -> Self:
+    async def _open(self) -> None:
         async with AsyncExitStack() as stack:
-            for backend in self._backends.values():
-                # A stranger's backend may be its four methods and nothing to open.
-                if hasattr(backend, "__aenter__"):
-                    await stack.enter_async_context(backend)
+            for store in self.stores:
+                await stack.enter_async_context(store)
             self._stack = stack.pop_all()
-        return self
 
-    async def __aexit__(self, *exc_info: object) -> None:
+    async def _close(self) -> None:
         await self._stack.aclose()
 
     @property
@@ -118,7 +125,7 @@ class Coordination:
     def _backend(self, kind: str) -> Any:
         if kind not in self._backends:
             raise CoordinationBackendError(
-                f"coordination {self._name!r} has no {kind} backend; give it a provider, or {KINDS[kind]}="
+                f"coordination {self._name!r} has no {kind} backend; give it a provider, or {KINDS[kind][0]}="
             )
         return self._backends[kind]
 
@@ -134,8 +141,13 @@ class Coordination:
         return f"<Coordination {self._name!r}: {', '.join(f'{k}={v!r}' for k, v in self._backends.items())}>"
 
 
-KINDS = {"lock": "lock", "readwritelock": "rwlock", "leaderelection": "election", "schedule": "schedule"}
-"""Factory method of a provider to the argument of the same kind."""
+KINDS = {
+    "lock": ("lock", LockBackend),
+    "readwritelock": ("rwlock", ReadWriteLockBackend),
+    "leaderelection": ("election", LeaderElectionBackend),
+    "schedule": ("schedule", ScheduleBackend),
+}
+"""Factory method of a provider to the argument of the same kind, and to what it takes."""
 
 
 def _made(source: Any) -> Any:

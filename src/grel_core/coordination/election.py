@@ -1,19 +1,18 @@
 """LeaderElection: one worker plays a role, and another one takes over when it stops."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import TracebackType
 from typing import ClassVar, Self, TypeVar
 from uuid import UUID
 from weakref import WeakKeyDictionary
 
 from grel_core.component import current_app
-from grel_core.config import Reconfigurable, load_config
-from grel_core.coordination.campaign import Campaign, LeaderElectionConfig
+from grel_core.config import Reconfigurable, checked, load_config
+from grel_core.coordination.campaign import STOP_TIMEOUT, Campaign, LeaderElectionConfig
 from grel_core.coordination.handle import finish
 from grel_core.coordination.owner import current_task
-from grel_core.coordination.term import Term
 from grel_core.errors import WouldBlockError
 from grel_core.lease.names import ELECTION, Key, check_name
 from grel_core.lease.protocols import LeaderElectionBackend, LeaderRecord
@@ -76,7 +75,7 @@ class LeaderElection(Reconfigurable[LeaderElectionConfig]):
         self._config = config
         self._metadata = dict(metadata or {})
         self._campaign = Campaign(self, Key(self.kind, name))
-        self._inside: WeakKeyDictionary[object, AbstractContextManager[None]] = WeakKeyDictionary()
+        self._inside: WeakKeyDictionary[object, list[AbstractContextManager[None]]] = WeakKeyDictionary()
 
     @classmethod
     def from_config(
@@ -88,10 +87,8 @@ class LeaderElection(Reconfigurable[LeaderElectionConfig]):
         metadata: Mapping[str, str] | None = None,
     ) -> Self:
         """An election with `config` as it is; the environment is not read."""
-        if not isinstance(config, LeaderElectionConfig):
-            raise TypeError(f"expected LeaderElectionConfig, not {type(config).__name__}")
         election = cls.__new__(cls)
-        election._set(name, backend, config, metadata)
+        election._set(name, backend, checked(LeaderElectionConfig, config), metadata)
         return election
 
     @property
@@ -102,7 +99,7 @@ class LeaderElection(Reconfigurable[LeaderElectionConfig]):
     @property
     def identity(self) -> str:
         """Who this worker is to the others, as in `record.holder`."""
-        return self._config.worker
+        return self._config.identity
 
     @property
     def record(self) -> LeaderRecord | None:
@@ -154,7 +151,21 @@ class LeaderElection(Reconfigurable[LeaderElectionConfig]):
         age = self.last_confirmation_age()
         return age is not None and age <= max_age
 
+    def record_age(self) -> float | None:
+        """Seconds since `record` was refreshed; None before the first time."""
+        looked = self._campaign.looked
+        return None if looked is None else asyncio.get_running_loop().time() - looked
+
     # Waiting, and working as the leader.
+
+    async def wait_for_record(self) -> None:
+        """Wait until this worker has looked who leads, at most `backend_timeout`."""
+        try:
+            async with asyncio.timeout(self._config.backend_timeout):
+                while self._campaign.looked is None:
+                    await self._campaign.change()
+        except TimeoutError:
+            return
 
     async def wait_for_leader(self) -> None:
         """Wait until this worker leads.
@@ -196,19 +207,22 @@ class LeaderElection(Reconfigurable[LeaderElectionConfig]):
             await asyncio.sleep(0)
 
     async def __aenter__(self) -> Self:
-        self._enter(await self._campaign.lead())
+        tethered = (await self._campaign.lead()).tethered(f"election {self._name!r}")
+        tethered.__enter__()
+        self._inside.setdefault(current_task(), []).append(tethered)
         return self
 
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._inside.pop(current_task()).__exit__(exc_type, exc, traceback)
+        self._inside[current_task()].pop().__exit__(exc_type, exc, traceback)
 
-    def _enter(self, term: Term) -> None:
-        """Tie the running task to `term`, for the body that it is about to run."""
-        tethered = term.tethered(f"election {self._name!r}")
-        tethered.__enter__()
-        self._inside[current_task()] = tethered
+    @contextmanager
+    def working(self) -> Iterator[None]:
+        """Let a step-down wait for the body, as for guarded work, but not cancel it. In any thread, on the leader."""
+        term = self._campaign.term
+        with term.occupied() if term else nullcontext():
+            yield
 
     def guard(self) -> "LeaderGuard":
         """`async with election.guard():` runs its body only on the leader, and does not wait to become it.
@@ -219,13 +233,13 @@ class LeaderElection(Reconfigurable[LeaderElectionConfig]):
         """
         return LeaderGuard(self)
 
-    async def step_down(self, *, stay_out: float | None = None) -> bool:
+    async def step_down(self, *, stay_out: float | None = None, within: float = STOP_TIMEOUT) -> bool:
         """Stop the guarded work, wait for it to end, then give the lead to whoever waits. False: it did not lead.
 
         The worker takes part again after `stay_out` seconds, by default one `retry_interval`. Work that does not end
-        within 3 seconds keeps the lease until it expires.
+        `within` so many seconds keeps the lease until it expires.
         """
-        return await self._campaign.step_down(self._config.retry_interval if stay_out is None else stay_out)
+        return await self._campaign.step_down(self._config.retry_interval if stay_out is None else stay_out, within)
 
     async def run(self) -> None:
         """Take part until cancelled; then stop the guarded work and give the lead back.
@@ -254,13 +268,14 @@ class LeaderGuard:
         term = self._election._campaign.term
         if term is None:
             raise WouldBlockError(f"election {self._election.name!r}: this worker does not lead")
-        self._election._enter(term)
+        self._tethered = term.tethered(f"election {self._election.name!r}")
+        self._tethered.__enter__()
         return self._election
 
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        await self._election.__aexit__(exc_type, exc, traceback)
+        self._tethered.__exit__(exc_type, exc, traceback)
 
 
 async def _call(func: Callable[..., Awaitable[T]], args: tuple[object, ...]) -> T:

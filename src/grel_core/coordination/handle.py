@@ -58,8 +58,9 @@ def held_by(owner: object, key: Key) -> list["LockHandle"]:
 
 def held_on(store: LeaseBackend) -> list[tuple[object, "LockHandle"]]:
     """Every owner and handle that this process holds on `store`."""
-    pairs = [(owner, handle) for owner, handles in list(_holdings.items()) for handle in handles]
-    return [(owner, handle) for owner, handle in pairs if handle.store is store]
+    # Another event loop in another thread may add to the dict meanwhile; `keyrefs` copies it in one step.
+    owners = [owner for reference in _holdings.keyrefs() if (owner := reference()) is not None]
+    return [(owner, handle) for owner in owners for handle in _holdings.get(owner, ()) if handle.store is store]
 
 
 class Lost:
@@ -104,6 +105,7 @@ class LockHandle:
         self.moved: Callable[[], None] | None = None
         self.gone: Callable[[str], None] | None = None
         """For the one who keeps the lease alive: its deadline moved; it was lost, and why."""
+        self._loop = asyncio.get_running_loop()
         self._told = False
         self._token = token
         self._owner = weakref.ref(owner)
@@ -124,12 +126,12 @@ class LockHandle:
     @property
     def expires_in(self) -> float:
         """Seconds for which the lease surely lasts, on this process's monotonic clock; 0 once lost or given back."""
-        return 0.0 if self.released or self._reason else max(0.0, self.deadline - self.store.loop.time())
+        return 0.0 if self.released or self._reason else max(0.0, self.deadline - self._loop.time())
 
     @property
     def reason(self) -> str | None:
         """Why the lease was lost, in a few words; None while it is held or after it was given back."""
-        if self._reason is None and not self.released and self.store.loop.time() >= self.deadline:
+        if self._reason is None and not self.released and self._loop.time() >= self.deadline:
             self._reason = "its lease ran out"
         return self._reason
 

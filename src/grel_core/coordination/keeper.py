@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable
 
 from grel_core.coordination.handle import LockHandle
-from grel_core.errors import LockAcquireError, LockNotOwnedError
+from grel_core.errors import LockAcquireError, LockNotOwnedError, OutOfContextError
 
 logger = logging.getLogger("grel")
 
@@ -49,6 +49,8 @@ class Keeper:
         except LockAcquireError as error:
             logger.warning("%s; held for another %.1f s at most", error, self._handle.expires_in)
             self._renewal = self._loop.call_later(min(self._interval() / 2, 1.0), self._begin)
+        except OutOfContextError:
+            logger.warning("%r: its backend is closed; the lease is left to run out", self._handle)
 
     def _reschedule(self) -> None:
         self._renewal.cancel()

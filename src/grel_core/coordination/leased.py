@@ -89,17 +89,18 @@ class LeasedLock(Reconfigurable[LockConfig]):
         """
         return Hold(self, check_timeout(timeout), check_timeout(max_hold, what="max_hold", zero=False))
 
-    async def acquire(self, *, timeout: float | None = None) -> LockHandle:
+    async def acquire(self, *, timeout: float | None = None, max_waiters: int | None = None) -> LockHandle:
         """Wait for the lock, at most `timeout` seconds: None for ever, 0 for a single try.
 
         The timeout bounds the whole call, a backend that hangs included.
 
         Raises:
+            LockQueueFullError: `max_waiters` callers of this process wait for it already.
             LockReentrantError: this task holds it already.
             LockTimeoutError: it was held elsewhere for that long (also a builtin `TimeoutError`).
             LockAcquireError: the backend failed for as long as the caller would wait, at most one lease.
         """
-        return await self.acquire_for(current_task(), check_timeout(timeout))
+        return await self.acquire_for(current_task(), check_timeout(timeout), max_waiters)
 
     async def acquire_nowait(self) -> LockHandle:
         """Take the lock if it is free right now; one try.
@@ -157,14 +158,15 @@ class LeasedLock(Reconfigurable[LockConfig]):
 
     # The bodies: one per operation, told who asks.
 
-    async def acquire_for(self, owner: object, timeout: float | None) -> LockHandle:
+    async def acquire_for(self, owner: object, timeout: float | None, max_waiters: int | None = None) -> LockHandle:
         """`acquire` on behalf of `owner`."""
         check_admission()
         store = self.store
         for handle in held_by(owner, self._key):
             if handle.store is store and handle.reason is None:
                 raise LockReentrantError(f"{self._what} is held by this caller already; pass its handle along instead")
-        return await Attempt(self, store, self._key, owner, self._config, shared=self._shared).run(timeout)
+        attempt = Attempt(self, store, self._key, owner, self._config, shared=self._shared)
+        return await attempt.run(timeout, max_waiters)
 
     async def owned_by(self, owner: object) -> bool:
         """`owned` on behalf of `owner`."""

@@ -6,7 +6,7 @@ from functools import wraps
 from typing import Any, ClassVar, ParamSpec, Self, TypeVar
 from uuid import UUID
 
-from grel_core.config import load_config
+from grel_core.config import checked, load_config
 from grel_core.coordination.handle import LockHandle, failing_as
 from grel_core.coordination.hold import check_timeout
 from grel_core.coordination.leased import LeasedLock, LockConfig
@@ -60,10 +60,8 @@ class Lock(LeasedLock):
     @classmethod
     def from_config(cls, name: str, config: LockConfig, *, backend: LockBackend | str | None = None) -> Self:
         """A lock with `config` as it is; the environment is not read."""
-        if not isinstance(config, LockConfig):
-            raise TypeError(f"expected LockConfig, not {type(config).__name__}")
         lock = cls.__new__(cls)
-        lock._set(name, backend, config)
+        lock._set(name, backend, checked(LockConfig, config))
         return lock
 
     # The operations under the names of the reference: for the faces to build on, not to be called.

@@ -3,7 +3,7 @@
 import asyncio
 import secrets
 import threading
-from weakref import WeakValueDictionary
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 
 class ThreadOwner:
@@ -12,7 +12,8 @@ class ThreadOwner:
 
 _local = threading.local()
 _by_id: WeakValueDictionary[int, ThreadOwner] = WeakValueDictionary()
-_unborn: dict[int, ThreadOwner] = {}
+_unborn: WeakKeyDictionary[threading.Thread, ThreadOwner] = WeakKeyDictionary()
+"""Owners of threads that never asked for themselves."""
 
 
 def current_task() -> asyncio.Task[object]:
@@ -31,17 +32,23 @@ def current_thread() -> ThreadOwner:
     """The calling thread's owner."""
     owner: ThreadOwner | None = getattr(_local, "owner", None)
     if owner is None:
-        owner = _local.owner = ThreadOwner()
+        owner = _local.owner = _unborn.pop(threading.current_thread(), None) or ThreadOwner()
         _by_id[threading.get_ident()] = owner
     return owner
 
 
 def thread(thread_id: int) -> ThreadOwner:
-    """The owner of the live thread with that id; one is made up for an id that never asked before."""
-    owner = _by_id.get(thread_id)
-    if owner is None:
-        owner = _unborn.setdefault(thread_id, ThreadOwner())
-    return owner
+    """The owner of the live thread with that id.
+
+    Raises:
+        ValueError: no thread has it.
+    """
+    if (owner := _by_id.get(thread_id)) is not None:
+        return owner
+    for thread in threading.enumerate():
+        if thread.ident == thread_id:
+            return _unborn.setdefault(thread, ThreadOwner())
+    raise ValueError(f"no thread has the id {thread_id}")
 
 
 def new_token(worker: str) -> str:

@@ -85,6 +85,22 @@ class Term:
             del self._guarded[done]
             done.set_result(None)
 
+    @contextmanager
+    def occupied(self) -> Iterator[None]:
+        """Count the body as guarded work that cannot be cancelled. In any thread."""
+        done: asyncio.Future[None] = self._loop.create_future()
+        self._guarded[done] = lambda: None
+
+        def finish() -> None:
+            del self._guarded[done]
+            done.set_result(None)
+
+        try:
+            yield
+        finally:
+            if not self._loop.is_closed():
+                self._loop.call_soon_threadsafe(finish)
+
     async def quiet(self, within: float) -> bool:
         """Wait until all guarded work has ended, at most `within` seconds. False: some of it goes on."""
         if not self._guarded:

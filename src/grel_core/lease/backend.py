@@ -4,10 +4,10 @@ import asyncio
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import ClassVar, Literal, Self, TypeVar
+from typing import ClassVar, Literal, TypeVar
 
 from grel_core.clock import from_microseconds
-from grel_core.errors import CoordinationBackendError, NotStartedError
+from grel_core.component import Openable
 from grel_core.lease.names import LOCK, TASKLOCK, Key, check_name
 from grel_core.lease.protocols import LeaderRecord
 from grel_core.lease.queue import Lines, Watch, Watches
@@ -25,7 +25,7 @@ def microseconds(seconds: float) -> int:
     return max(1, round(seconds * 1_000_000))
 
 
-class LeaseBackend(ABC):
+class LeaseBackend(Openable, ABC):
     """A place that keeps leases, open on one event loop at a time.
 
     An implementation writes `apply`, and `_open` and `_close` where it has something to connect. The contract of
@@ -49,81 +49,15 @@ class LeaseBackend(ABC):
         self.backend_timeout = positive("backend_timeout", backend_timeout)
         self._retention = microseconds(positive("retention", retention))
         self._memory_retention = microseconds(positive("memory_retention", memory_retention))
+        self._forget()
+
+    def _forget(self) -> None:
+        super()._forget()
         self.lines = Lines()
         self.watches = Watches()
         self.failing_since: float | None = None
         """Loop time of the first of the failures that go on right now; None while the store answers."""
         self._background: set[asyncio.Task[bool]] = set()
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._users = 0
-        self._opened: asyncio.Future[None] | None = None
-
-    # Being open.
-
-    @property
-    def loop(self) -> asyncio.AbstractEventLoop:
-        """The event loop on which this is open.
-
-        Raises:
-            NotStartedError: it is not open.
-        """
-        if self._loop is None:
-            raise NotStartedError(f"{self!r} is not open; enter it, or the app that uses it, with `async with` first")
-        return self._loop
-
-    def check_loop(self) -> asyncio.AbstractEventLoop:
-        """The running loop, which must be the one on which this is open.
-
-        Raises:
-            NotStartedError: it is not open.
-            CoordinationBackendError: it is open on another event loop.
-        """
-        if self.loop is not (running := asyncio.get_running_loop()):
-            raise CoordinationBackendError(
-                f"{self!r} is open on another event loop; use `from_thread` from threads, or open one backend per loop"
-            )
-        return running
-
-    async def __aenter__(self) -> Self:
-        running = asyncio.get_running_loop()
-        if self._users and self._loop is running and self._opened is not None:
-            self._users += 1
-            await asyncio.shield(self._opened)
-            return self
-        if self._loop is not None and not self._loop.is_closed() and self._loop is not running:
-            self.check_loop()
-        self._loop, self._users, self._opened = running, 1, running.create_future()
-        try:
-            await self._open()
-        except BaseException as error:
-            self._forget()
-            opened, self._opened = self._opened, None
-            opened.set_exception(NotStartedError(f"{self!r} could not be opened: {type(error).__name__}"))
-            opened.exception()
-            raise
-        self._opened.set_result(None)
-        return self
-
-    async def __aexit__(self, *exc_info: object) -> None:
-        self._users -= 1
-        if self._users:
-            return
-        try:
-            await self._drain()
-            await self._close()
-        finally:
-            self._forget()
-
-    def _forget(self) -> None:
-        """Drop what is bound to the loop, so that the next open starts afresh, on whichever loop."""
-        self._loop, self._users = None, 0
-        self.lines, self.watches, self.failing_since = Lines(), Watches(), None
-
-    async def _open(self) -> None:  # noqa: B027 - optional hook: memory has nothing to connect
-        """Connect; on failure leave nothing behind."""
-
-    async def _close(self) -> None:  # noqa: B027 - optional hook, as above
-        """Disconnect."""
 
     async def _drain(self) -> None:
         """Wait for give-backs that are under way, at most `backend_timeout`."""

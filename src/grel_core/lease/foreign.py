@@ -1,14 +1,15 @@
 """A stranger's backend, wrapped into the inside interface: it is polled, and its answers are not trusted blindly."""
 
+import asyncio
+from collections.abc import Mapping
 from typing import Any, cast
-from weakref import WeakKeyDictionary
+from weakref import WeakValueDictionary
 
-from grel_core.clock import utcnow
-from grel_core.errors import CoordinationBackendError
+from grel_core.errors import CoordinationBackendError, NotStartedError
 from grel_core.lease.adapters import Adapter
 from grel_core.lease.backend import LeaseBackend, T
-from grel_core.lease.names import Key
-from grel_core.lease.protocols import LeaderElectionBackend, LeaderRecord, LockBackend
+from grel_core.lease.names import ELECTION, Key
+from grel_core.lease.protocols import LeaderRecord, LockBackend
 from grel_core.lease.rules import Busy, Grant, Release, Renew, Rule, Take
 
 UNKNOWN = Busy(3_600_000_000)
@@ -16,71 +17,87 @@ UNKNOWN = Busy(3_600_000_000)
 
 
 class ForeignBackend(LeaseBackend):
-    """Base of the wrappers. It follows whichever loop it is used on: opening is the business of what it wraps."""
+    """Somebody else's backend. Opening it is for its owner or the app; it follows whichever loop it is used on."""
 
-    def check_loop(self) -> Any:
-        import asyncio
+    lazy = True
 
-        self._loop = asyncio.get_running_loop()
-        return self._loop
+    def __init__(self, backend: Any) -> None:
+        super().__init__()
+        self._backend = backend
+        self._meta: dict[Key, Mapping[str, str] | None] = {}
+
+    def _forget(self) -> None:
+        super()._forget()
+        self._calls: dict[str, asyncio.Task[Any]] = {}
+        """The last call that is under way for each token."""
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        loop: asyncio.AbstractEventLoop | None = getattr(self._backend, "_loop", None) or self._loop
+        if loop is None:
+            raise NotStartedError(
+                f"{self!r} keeps no event loop in `_loop`, which threads need: enter it with `async with`, and let its "
+                "`__aenter__` set `_loop`"
+            )
+        return loop
+
+    async def _open(self) -> None:
+        if hasattr(self._backend, "__aenter__"):
+            await self._backend.__aenter__()
+
+    async def _close(self) -> None:
+        if hasattr(self._backend, "__aexit__"):
+            await self._backend.__aexit__(None, None, None)
 
     async def listen(self) -> bool:
         return False
 
-    def _unsupported(self, rule: object) -> CoordinationBackendError:
-        return CoordinationBackendError(f"{self!r} cannot {type(rule).__name__.lower()}; use a backend that can")
-
-
-class ForeignLock(ForeignBackend):
-    """A `LockBackend` of somebody else's."""
-
-    def __init__(self, backend: LockBackend) -> None:
-        super().__init__()
-        self._backend = backend
-
     async def apply(self, key: Key, rule: Rule[T]) -> T:
-        name = key.name
         if isinstance(rule, Take | Renew):
-            fence = await self._backend.acquire(name=name, token=rule.token, duration=rule.duration / 1_000_000)
-            refusal = UNKNOWN if isinstance(rule, Take) else None
-            return cast(T, refusal if fence is None else Grant(fence))
+            grant = await self._take(key, rule)
+            return cast(T, grant or (UNKNOWN if isinstance(rule, Take) else None))
         if isinstance(rule, Release):
-            return cast(T, await self._backend.release(name=name, token=rule.token))
-        raise self._unsupported(rule)
+            return cast(T, await self._ask("release", key, token=rule.token))
+        raise CoordinationBackendError(f"{self!r} cannot {rule.verb}; use a backend that can")
+
+    async def _take(self, key: Key, rule: Take | Renew) -> Grant | None:
+        asked: dict[str, Any] = {"token": rule.token, "duration": rule.duration / 1_000_000}
+        if key.kind != ELECTION:
+            fence = await self._ask("acquire", key, **asked)
+            return None if fence is None else Grant(fence)
+        if isinstance(rule, Take):
+            self._meta[key] = rule.meta
+        # Also with a renewal: to this protocol, leaving the metadata out may mean that there is none.
+        record = await self._ask("acquire_or_renew", key, **asked, metadata=self._meta.get(key))
+        return Grant(_fence(record), False, record.transitions) if record.holder == rule.token else None
+
+    async def _ask(self, verb: str, key: Key, *, token: str = "", **asked: Any) -> Any:
+        """Call the backend. A caller that is cancelled does not cancel the call, and a later one comes after it."""
+        asked |= {"name": key.name} | ({"token": token} if token else {})
+        call = self.check_loop().create_task(self._call(self._calls.get(token), verb, asked), name=f"grel: {verb}")
+        if token:
+            self._calls[token] = call
+            call.add_done_callback(lambda _: self._calls.get(token) is call and self._calls.pop(token))
+        return await asyncio.shield(call)
+
+    async def _call(self, before: asyncio.Task[Any] | None, verb: str, asked: dict[str, Any]) -> Any:
+        if before is not None:
+            await asyncio.wait([before])
+        async with asyncio.timeout(self.backend_timeout):
+            return await getattr(self._backend, verb)(**asked)
 
     async def locked(self, key: Key) -> bool:
-        return await self._backend.locked(name=key.name)
+        return bool(await self._ask("locked", key))
 
     async def owned(self, key: Key, token: str) -> bool:
-        return await self._backend.owned(name=key.name, token=token)
-
-
-class ForeignElection(ForeignBackend):
-    """A `LeaderElectionBackend` of somebody else's."""
-
-    def __init__(self, backend: LeaderElectionBackend) -> None:
-        super().__init__()
-        self._backend = backend
-
-    async def apply(self, key: Key, rule: Rule[T]) -> T:
-        if isinstance(rule, Take | Renew):
-            record = await self._backend.acquire_or_renew(
-                name=key.name,
-                token=rule.token,
-                duration=rule.duration / 1_000_000,
-                metadata=rule.meta if isinstance(rule, Take) else None,
-            )
-            if record.holder == rule.token:
-                return cast(T, Grant(_fence(record), False, record.transitions))
-            age = (utcnow() - record.renewed_at).total_seconds()
-            busy = Busy(max(0, round((record.lease_duration - age) * 1_000_000)))
-            return cast(T, busy if isinstance(rule, Take) else None)
-        if isinstance(rule, Release):
-            return cast(T, await self._backend.release(name=key.name, token=rule.token))
-        raise self._unsupported(rule)
+        return bool(await self._ask("owned", key, token=token))
 
     async def leader(self, key: Key) -> LeaderRecord | None:
-        return await self._backend.get(name=key.name)
+        record: LeaderRecord | None = await self._ask("get", key)
+        return record
+
+    def __repr__(self) -> str:
+        return f"<{type(self._backend).__name__}>"
 
 
 def _fence(record: LeaderRecord) -> int:
@@ -88,22 +105,20 @@ def _fence(record: LeaderRecord) -> int:
     return record.fencing_token or round(record.acquired_at.timestamp() * 1_000_000)
 
 
-_wrapped: WeakKeyDictionary[object, ForeignBackend] = WeakKeyDictionary()
+_wrapped: WeakValueDictionary[int, ForeignBackend] = WeakValueDictionary()
+"""By `id` of what is wrapped: the wrapper keeps it alive, so that the id cannot be another object's meanwhile."""
 
 
-def lease_backend(backend: LockBackend | LeaderElectionBackend) -> LeaseBackend:
-    """The inside interface of `backend`; always the same object for the same backend.
+def lease_backend(backend: Any, protocol: type = LockBackend) -> LeaseBackend:
+    """The inside interface of `backend`; the same object for the same backend, for as long as anyone has it.
 
     Raises:
-        TypeError: `backend` follows none of the protocols.
+        TypeError: `backend` does not follow `protocol`.
     """
     if isinstance(backend, Adapter):
         return backend.store
-    if backend not in _wrapped:
-        if isinstance(backend, LockBackend):
-            _wrapped[backend] = ForeignLock(backend)
-        elif isinstance(backend, LeaderElectionBackend):
-            _wrapped[backend] = ForeignElection(backend)
-        else:
-            raise TypeError(f"{type(backend).__name__} is no backend; see grel_core.coordination.LockBackend")
-    return _wrapped[backend]
+    if (known := _wrapped.get(id(backend))) is not None:
+        return known
+    if not isinstance(backend, protocol):
+        raise TypeError(f"{backend!r} is no {protocol.__name__}; a provider has one, as in provider.lock()")
+    return _wrapped.setdefault(id(backend), ForeignBackend(backend))

@@ -58,8 +58,8 @@ def escape(text: str, special: str) -> str:
 def lock_name(template: str, /, **values: object) -> str:
     """The name that `template` gives with `values`: `lock_name("order:{order_id}", order_id=7)` is `"order:7"`.
 
-    `%` and `:` inside a value are encoded, so two sets of values never give one name; a value over 200 bytes is
-    replaced by its hash.
+    `%` and `:` inside a value are encoded, so that two sets of values never give one name where `:` stands between the
+    placeholders; a value over 200 bytes is replaced by its hash.
 
     Raises:
         ValueError: a placeholder has no value, or the result is no name.
@@ -90,4 +90,5 @@ def _spell(value: object) -> str:
     text = escape(str(value), ":")
     if len(text.encode(errors="surrogatepass")) <= _LONGEST_VALUE:
         return text
-    return "sha256-" + hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
+    # No encoded value holds a "%s", so that none can pass for a hash.
+    return "%sha256-" + hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()

@@ -37,6 +37,8 @@ class Waiter(NamedTuple):
     token: str
     until: int
     shared: bool = False
+    called: bool = False
+    """A shared one that already waited when the last exclusive lease ended: its turn comes before the next such lease."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +51,8 @@ class Record:
     """Token of the exclusive holder."""
     until: int = 0
     """When the exclusive lease runs out."""
+    start: int = 0
+    """When the holder came in."""
     duration: int = 0
     """How long the exclusive lease was last granted for."""
     since: int = 0
@@ -101,7 +105,7 @@ class Rule(ABC, Generic[Answer]):
 def settle(record: Record, now: int) -> Record:
     """Drop every claim and every place in line that ran out at or before `now`."""
     if record.holder is not None and record.until <= now:
-        record = replace(record, holder=None, lapsed=True, ended=record.until)
+        record = _vacate(replace(record, lapsed=True), record.until)
     if any(until <= now for until in record.readers.values()):
         readers = {token: until for token, until in record.readers.items() if until > now}
         ended = record.ended if readers else max(record.ended, *record.readers.values())
@@ -126,9 +130,22 @@ def reap(record: Record, now: int, keep: int) -> Record:
     return record if now < forget_at(record, keep) else Record()
 
 
-def heir(record: Record) -> str | None:
-    """Whom a store should wake: the first in line, if nobody holds the name."""
-    return record.waiters[0].token if record.waiters and record.holder is None and not record.readers else None
+def heirs(record: Record) -> tuple[str, ...]:
+    """Who in line may come in, and should be woken: the readers whose turn it is, else the first writer, else all."""
+    if record.holder is not None:
+        return ()
+    called = [waiter.token for waiter in record.waiters if waiter.called]
+    writers = [waiter.token for waiter in record.waiters if not waiter.shared]
+    if called or not writers:
+        return tuple(called or [waiter.token for waiter in record.waiters])
+    return () if record.readers else (writers[0],)
+
+
+def _vacate(record: Record, now: int) -> Record:
+    """End the exclusive claim. Readers that waited for it get their turn, so that writers never shut them out."""
+    if any(waiter.shared for waiter in record.waiters):
+        record = replace(record, waiters=tuple(waiter._replace(called=waiter.shared) for waiter in record.waiters))
+    return replace(record, holder=None, ended=now)
 
 
 def _blocked(record: Record, now: int, token: str, *, shared: bool) -> int | None:
@@ -137,19 +154,20 @@ def _blocked(record: Record, now: int, token: str, *, shared: bool) -> int | Non
         return record.until - now
     if shared:
         writers = [waiter.until for waiter in record.waiters if not waiter.shared]
-        return max(writers) - now if writers else None
+        return max(writers) - now if writers and token not in heirs(record) else None
     if record.readers:
         return max(record.readers.values()) - now
-    if record.waiters and record.waiters[0].token != token and now < record.ended + HEAD_START:
+    first = heirs(record)
+    if first and token not in first and now < record.ended + HEAD_START:
         return record.ended + HEAD_START - now
     return None
 
 
 def _enqueue(record: Record, waiter: Waiter) -> Record:
     """Put `waiter` in line, or renew the place it has."""
-    line = [waiter if known.token == waiter.token else known for known in record.waiters]
-    if waiter not in line:
-        line.append(waiter)
+    if all(known.token != waiter.token for known in record.waiters):
+        return replace(record, waiters=(*record.waiters, waiter))
+    line = (k._replace(until=waiter.until) if k.token == waiter.token else k for k in record.waiters)
     return replace(record, waiters=tuple(line))
 
 
@@ -188,6 +206,8 @@ class Take(Rule[Grant | Busy]):
         if self.shared:
             grant = Grant(record.fence, False, record.transitions)
             return replace(record, readers={**record.readers, self.token: until}), grant
+        # Readers who missed their turn wait for the next one.
+        waiters = tuple(waiter._replace(called=False) for waiter in record.waiters)
         grant = Grant(
             fence=max(record.fence + 1, at.wall),
             lapsed=record.lapsed,
@@ -198,12 +218,14 @@ class Take(Rule[Grant | Busy]):
             fence=grant.fence,
             holder=self.token,
             until=until,
+            start=at.now,
             duration=self.duration,
             since=at.wall,
             renewed=at.wall,
             meta=dict(self.meta or {}),
             lapsed=False,
             transitions=grant.transitions,
+            waiters=waiters,
         ), grant
 
 
@@ -228,15 +250,20 @@ class Renew(Rule[Grant | None]):
 
 @dataclass(frozen=True, slots=True)
 class Release(Rule[bool]):
-    """Give up what `token` holds and its place in line. False when it held nothing."""
+    """Give up what `token` holds and its place in line. False when it held nothing.
+
+    An exclusive claim is given up no sooner than `least` after it began: until then the lease runs on by itself.
+    """
 
     verb: ClassVar[str] = "release"
     token: str
+    least: int = 0
 
     def __call__(self, record: Record, at: Instant) -> tuple[Record, bool]:
         record = _leave(settle(record, at.now), self.token)
         if record.holder == self.token:
-            return replace(record, holder=None, ended=at.now), True
+            end = record.start + self.least
+            return (replace(record, until=end) if end > at.now else _vacate(record, at.now)), True
         if self.token in record.readers:
             readers = {token: until for token, until in record.readers.items() if token != self.token}
             return replace(record, readers=readers, ended=at.now), True
@@ -255,9 +282,9 @@ class Downgrade(Rule[Grant | None]):
         record = settle(record, at.now)
         if record.holder != self.token:
             return record, None
+        record = _vacate(record, at.now)
         readers = {**record.readers, self.token: at.now + self.duration}
-        grant = Grant(record.fence, False, record.transitions)
-        return replace(record, holder=None, ended=at.now, readers=readers), grant
+        return replace(record, readers=readers), Grant(record.fence, False, record.transitions)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,11 +1,9 @@
 """Memory: leases kept in this process, for tests and single-process apps."""
 
-import asyncio
-
 from grel_core.clock import wall_microseconds
 from grel_core.lease.backend import T
 from grel_core.lease.names import Key
-from grel_core.lease.rules import Instant, Record, Rule, forget_at, heir, reap, settle
+from grel_core.lease.rules import Instant, Record, Rule, forget_at, heirs, reap, settle
 from grel_core.providers.base import Provider
 
 
@@ -13,34 +11,26 @@ class MemoryProvider(Provider):
     """Leases in a dict; the event loop's clock decides. Gone when the process ends."""
 
     scope = "process"
+    lazy = True
 
     def __init__(self, *, retention: float = 60.0, memory_retention: float = 30 * 86_400.0) -> None:
         super().__init__(retention=retention, memory_retention=memory_retention)
         self._records: dict[Key, Record] = {}
         self._sweep: list[Key] = []
-
-    def check_loop(self) -> asyncio.AbstractEventLoop:
-        """The running loop. Nothing needs connecting, so the first use opens a memory backend."""
-        running = asyncio.get_running_loop()
-        if self._loop is None or self._loop.is_closed():
-            if self._loop is not None:
-                self._forget()
-                self._records.clear()
-            self._loop = running
-        return super().check_loop()
-
-    async def _close(self) -> None:
-        self._records.clear()
+        self._now = 0
 
     async def apply(self, key: Key, rule: Rule[T]) -> T:
         self.check_loop()
         at = self._instant()
+        if at.now < self._now:  # another loop, whose clock knows nothing of these leases
+            self._records.clear()
+        self._now = at.now
         self._reap_one(at)
         before = settle(reap(self._records.get(key, Record()), at.now, self.keep(key)), at.now)
         after, answer = rule(before, at)
         if after is not before:
             self._records[key] = after
-            if heir(after) not in {None, heir(before)}:
+            if set(heirs(after)) - set(heirs(before)):
                 self.watches.wake(key)
         return answer
 

@@ -24,12 +24,16 @@ end
 local fence, state, holder = tonumber(stored[2] or 0), stored[3] or 'free', stored[4]
 local ends, ended, transitions = tonumber(stored[5] or 0), tonumber(stored[6] or 0), tonumber(stored[7] or 0)
 local latest = tonumber(stored[8] or 0)
-local line = stored[9] and stored[9] ~= '' and cjson.decode(stored[9]) or {} -- of {token, until, shared, channel}
+local line = stored[9] and stored[9] ~= '' and cjson.decode(stored[9]) or {} -- of {token, until, shared, channel, called}
+
+-- Ends the exclusive claim: readers that waited for it get their turn.
+local function vacate(into, at)
+  state, ended = into, at
+  for _, waiter in ipairs(line) do waiter[5] = waiter[3] end
+end
 
 -- What ran out is gone.
-if state == 'held' and ends <= now then
-  state, ended = 'lapsed', ends
-end
+if state == 'held' and ends <= now then vacate('lapsed', ends) end
 if latest > 0 and latest <= now then
   ended, latest = math.max(ended, latest), 0
 end
@@ -44,19 +48,45 @@ for i, waiter in ipairs(line) do
   if waiter[1] == token then place = i end
 end
 
-local function heir()
-  return state ~= 'held' and latest == 0 and line[1] and line[1][1]
+-- Who in line may come in: token to place. The readers whose turn it is, else the first writer, else all.
+local function heirs()
+  local found, called, writer = {}, false, nil
+  if state == 'held' then return found end
+  for i, waiter in ipairs(line) do
+    called = called or waiter[5] == 1
+    writer = writer or (waiter[3] == 0 and i) or nil
+  end
+  for i, waiter in ipairs(line) do
+    if waiter[5] == 1 or not called and (not writer or i == writer and latest == 0) then found[waiter[1]] = i end
+  end
+  return found
 end
 
-local before = line[1] and heir()
+local before = line[1] and heirs() or {}
+
+-- Tells the new ones. A process that does not hear is gone, and loses its place; one without a channel asks by itself.
+local function wake()
+  local told = {}
+  local function tell()
+    for who, i in pairs(heirs()) do
+      local channel = line[i][4]
+      if not before[who] and channel ~= '' and not told[channel] then
+        told[channel] = true
+        if redis.pcall('PUBLISH', channel, KEYS[1]) == 0 and ARGV[3] == '1' then
+          for j = #line, 1, -1 do
+            if line[j][4] == channel then table.remove(line, j) end
+          end
+          return true
+        end
+      end
+    end
+  end
+  while tell() do end
+end
 
 -- Writes what time itself may have changed, and the fields given; wakes a new first in line; sets when all is forgotten.
 local function save(...)
-  -- A process that does not hear is gone, and the next in line is asked. One without a channel asks by itself.
-  while line[1] and heir() and heir() ~= before and line[1][4] ~= '' do
-    if redis.pcall('PUBLISH', line[1][4], KEYS[1]) ~= 0 or ARGV[3] ~= '1' then break end
-    table.remove(line, 1)
-  end
+  if line[1] then wake() end
   local packed = line[1] and cjson.encode(line) or ''
   redis.call('HSET', KEYS[1], 'v', VERSION, 's', state, 'e', ended, 'r', latest, 'w', packed, ...)
   local last = math.max(ended, state == 'held' and ends or 0, latest)
@@ -78,11 +108,19 @@ local function share(till)
 end
 
 if verb == 'release' then
+  local least = tonumber(ARGV[5])
+  local stay = held and least > 0 and tonumber(redis.call('HGET', KEYS[1], 'b')) + least or 0
   if place then table.remove(line, place) end
-  if held then state = 'free' end
-  if reads then share(nil) end
-  if held or reads then ended = now end
-  if held or reads or place then save() end
+  if held and stay > now then
+    ends = stay
+  elseif held then
+    vacate('free', now)
+  end
+  if reads then
+    share(nil)
+    ended = now
+  end
+  if held or reads or place then save('u', ends) end
   return (held or reads) and 1 or 0
 end
 
@@ -109,7 +147,7 @@ local till = now + tonumber(ARGV[5])
 
 if verb == 'downgrade' then
   if not held then return false end
-  state, ended = 'free', now
+  vacate('free', now)
   share(till)
   save()
   return {1, fence, 0, transitions}
@@ -134,15 +172,18 @@ elseif shared then
   for _, waiter in ipairs(line) do
     if waiter[3] == 0 then remaining = math.max(remaining or 0, tonumber(waiter[2]) - now) end
   end
+  if before[token] then remaining = nil end
 elseif latest > 0 then
   remaining = latest - now
-elseif line[1] and place ~= 1 and now < ended + tonumber(ARGV[9]) then
+elseif next(before) and not before[token] and now < ended + tonumber(ARGV[9]) then
   remaining = ended + tonumber(ARGV[9]) - now
 end
 
 if remaining then
   if queue > 0 then
-    line[place or #line + 1] = {token, string.format('%.0f', now + queue), shared and 1 or 0, ARGV[8]}
+    place = place or #line + 1
+    line[place] = line[place] or {token, '', shared and 1 or 0, ARGV[8], 0}
+    line[place][2] = string.format('%.0f', now + queue)
     save()
   end
   return {0, remaining}
@@ -155,6 +196,7 @@ if shared then
   return {1, fence, 0, transitions}
 end
 local lapsed = state == 'lapsed' and 1 or 0
+for _, waiter in ipairs(line) do waiter[5] = 0 end -- who missed the turn waits for the next one
 transitions = fence > 0 and transitions + 1 or 0
 fence, state, ends = math.max(fence + 1, now), 'held', till
 save('f', fence, 'h', token, 'u', ends, 't', transitions, 'd', ARGV[5], 'b', now, 'n', now, 'm', ARGV[10])

@@ -5,6 +5,7 @@ import os
 import re
 import secrets
 from collections.abc import Callable
+from functools import lru_cache
 from importlib import resources
 from typing import Any, Self, cast
 from urllib.parse import unquote
@@ -56,6 +57,7 @@ class RedisProvider(Provider):
         self._borrowed: Client | None = None
         self._client = client_of(self._url, self.backend_timeout)
         self._link: Link
+        self._text = lru_cache(maxsize=1024)(lambda key: key.text(self.prefix))
 
     @classmethod
     def from_client(cls, client: Client, **options: Any) -> Self:
@@ -126,7 +128,7 @@ class RedisProvider(Provider):
         self.check_loop()
         link = self._link
         try:
-            reply = await link.call(key.text(self.prefix), [rule.verb, self.keep(key), *arguments(rule, link)])
+            reply = await link.call(self._text(key), [rule.verb, self.keep(key), *arguments(rule, link)])
         except exceptions.ResponseError as error:
             if "GRELFORMAT" in str(error):
                 raise CoordinationBackendError(
@@ -167,8 +169,8 @@ def arguments(rule: Rule[Any], link: Link) -> list[Argument]:
             return [counts, token, duration, int(shared), queue, link.channel, rules.HEAD_START, extra]
         case rules.Renew(token, duration) | rules.Downgrade(token, duration):
             return [counts, token, duration]
-        case rules.Release(token):
-            return [counts, token]
+        case rules.Release(token, least):
+            return [counts, token, least]
         case rules.Advance(mark):
             return [counts, mark]
     return [counts]
@@ -190,6 +192,7 @@ def _seen(reply: list[Any]) -> tuple[Record, Instant]:
         fence=fence,
         holder=holder if state == "held" else None,
         until=until,
+        start=int(since),
         duration=int(duration),
         since=int(since),
         renewed=int(renewed),
@@ -198,7 +201,7 @@ def _seen(reply: list[Any]) -> tuple[Record, Instant]:
         ended=ended,
         transitions=transitions,
         readers={token: int(ends) for token, ends in json.loads(readers)},
-        waiters=tuple(Waiter(token, int(ends), bool(shared)) for token, ends, shared, _ in json.loads(line)),
+        waiters=tuple(Waiter(who, int(end), bool(shared), bool(called)) for who, end, shared, _, called in json.loads(line)),
         mark=int(mark) if mark else None,
     )
     return record, Instant(now, now)

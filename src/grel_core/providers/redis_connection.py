@@ -88,7 +88,7 @@ class Call(NamedTuple):
     answer: asyncio.Future[Any]
 
 
-class Wire(asyncio.Protocol):
+class Wire(asyncio.BufferedProtocol):
     """One live connection: commands leave in the order of the calls, and in that order answers come back."""
 
     def __init__(self, link: "Shared", connection: Any) -> None:
@@ -109,7 +109,8 @@ class Wire(asyncio.Protocol):
         self._link, self._loop, self._writer, self._transport = link, link.loop, writer, transport
         self._calls: deque[Call] = deque()
         self._outbox: list[bytes] = []
-        self._parser = hiredis.Reader(replyError=ResponseError, notEnoughData=_NOTHING)
+        self._buffer = memoryview(bytearray(65_536))
+        self._parser: Any = hiredis.Reader(replyError=ResponseError, notEnoughData=_NOTHING)
         self._error: Exception = ConnectionError("the connection to Redis was lost")
         self._closed: asyncio.Future[None] = link.loop.create_future()
         transport.set_protocol(self)
@@ -138,9 +139,12 @@ class Wire(asyncio.Protocol):
         packed, self._outbox = b"".join(self._outbox), []
         self._transport.write(packed)
 
-    def data_received(self, data: bytes) -> None:
+    def get_buffer(self, _: int) -> memoryview:
+        return self._buffer
+
+    def buffer_updated(self, size: int) -> None:
         try:
-            self._parser.feed(data)
+            self._parser.feed(self._buffer, 0, size)
             while (reply := self._parser.gets()) is not _NOTHING:
                 if not isinstance(reply, hiredis.PushNotification):
                     self._answer(reply)

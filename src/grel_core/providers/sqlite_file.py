@@ -12,7 +12,7 @@ from typing import Any
 from grel_core.clock import wall_microseconds
 from grel_core.errors import CoordinationBackendError
 from grel_core.lease.names import Key
-from grel_core.lease.rules import Instant, Peek, Record, Rule, Waiter, forget_at, heir, reap, settle
+from grel_core.lease.rules import Instant, Peek, Record, Rule, Waiter, forget_at, heirs, reap, settle
 
 FORMAT = 1
 """Of the tables. A newer library reads and keeps older ones; this one refuses newer ones."""
@@ -173,7 +173,7 @@ class File:
                 after, answer = rule(before, at)
                 if after is not before:
                     self._save(key, before, after, at)
-                    if heir(after) not in {None, heir(before)}:
+                    if set(heirs(after)) - set(heirs(before)):
                         woken.append(key)
                 answers.append(answer)
             self._db.execute("COMMIT")
@@ -242,7 +242,7 @@ class File:
 def encode(record: Record) -> str:
     """`record` as JSON; of the readers only whether there are any, since they have a table of their own."""
     fields = (
-        record.fence, record.holder, record.until, record.duration, record.since, record.renewed, dict(record.meta),
+        record.fence, record.holder, record.until, record.start, record.duration, record.since, record.renewed, dict(record.meta),
         record.lapsed, record.ended, record.transitions, bool(record.readers), record.waiters, record.mark,
     )  # fmt: skip
     return json.dumps(fields, separators=(",", ":"))
@@ -250,13 +250,14 @@ def encode(record: Record) -> str:
 
 def decode(body: str) -> Record:
     """The record that `encode` wrote; its readers are only marked."""
-    fence, holder, until, duration, since, renewed, meta, lapsed, ended, transitions, read, waiters, mark = json.loads(
+    fence, holder, until, start, duration, since, renewed, meta, lapsed, ended, transitions, read, waiters, mark = json.loads(
         body
     )
     return Record(
         fence=fence,
         holder=holder,
         until=until,
+        start=start,
         duration=duration,
         since=since,
         renewed=renewed,
