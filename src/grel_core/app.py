@@ -15,7 +15,7 @@ from grel_core.coordination.component import Coordination
 from grel_core.coordination.drain import holders, settled
 from grel_core.coordination.election import LeaderElection
 from grel_core.coordination.leading import LeaderLoop
-from grel_core.coordination.leased import LeasedLock
+from grel_core.coordination.leased import LockPrimitive
 from grel_core.errors import CoordinationBackendError, OutOfContextError
 from grel_core.lease.backend import LeaseBackend, positive
 from grel_core.providers.base import Provider
@@ -99,7 +99,7 @@ class Grelmicro(Openable):
             self._providers[item.identity()] = item
         elif isinstance(item, LeaderElection):
             self._add_election(item)
-        elif isinstance(item, LeasedLock):
+        elif isinstance(item, LockPrimitive):
             raise TypeError(f"{item!r} is no part of an app: it finds the current app by itself")
         elif isinstance(item, Component):
             if (item.kind, item.name) in self._components:
@@ -221,6 +221,9 @@ class Grelmicro(Openable):
                 await stack.enter_async_context(component)
             self._overrides.append(layer)
             stack.callback(self._overrides.remove, layer)
+            for election in self._elections.values():
+                election.hint()
+                stack.callback(election.hint)
             yield self
 
     def install(self, app: A, **options: Any) -> A:
@@ -292,6 +295,7 @@ class Grelmicro(Openable):
         self.draining = True
         for store in self.stores:
             store.watches.wake_all()
+            store.lines.wake_all()
         if self._resigning is None:
             with bound(self):
                 self._resigning = self._loop.create_task(self._resign(), name="grel: resign")

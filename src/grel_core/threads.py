@@ -20,7 +20,7 @@ def call_in_loop(loop: asyncio.AbstractEventLoop, body: Callable[[], Coroutine[A
 
     Raises:
         EventLoopDeadlockError: called on the loop's own thread, which could never answer.
-        RuntimeError: the loop is closed.
+        RuntimeError: the loop is closed, before the call or during it.
     """
     if asyncio._get_running_loop() is loop:  # the documented twin of get_running_loop that does not raise
         raise EventLoopDeadlockError(
@@ -46,8 +46,11 @@ def call_in_loop(loop: asyncio.AbstractEventLoop, body: Callable[[], Coroutine[A
 
     loop.call_soon_threadsafe(start)
     try:
+        while not concurrent.futures.wait([result], timeout=1).done:
+            if loop.is_closed():
+                raise RuntimeError("the event loop was closed before it answered")
         return result.result()
     except BaseException:
-        if not result.done():
+        if not result.done() and not loop.is_closed():
             loop.call_soon_threadsafe(lambda: [task.cancel() for task in started])
         raise

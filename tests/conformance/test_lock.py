@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 
@@ -35,7 +36,7 @@ async def theirs(harness: Harness) -> AsyncIterator[Provider]:
         yield provider
 
 
-async def elsewhere(lock: Lock, **options: float) -> LockHandle:
+async def elsewhere(lock: Lock, **options: Any) -> LockHandle:
     """Acquire in a task of its own, which then ends."""
     return await asyncio.create_task(lock.acquire(**options))
 

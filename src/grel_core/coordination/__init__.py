@@ -8,6 +8,8 @@ from grel_core.coordination.hold import ThreadLockAdapter
 from grel_core.coordination.leased import LockConfig
 from grel_core.coordination.lock import Lock, locked
 from grel_core.coordination.memory import MemoryLeaderElectionAdapter, MemoryLockAdapter
+from grel_core.coordination.readwritelock import ReadGuard, ReadWriteLock, ReadWriteLockConfig, WriteGuard
+from grel_core.coordination.tasklock import TaskLock, TaskLockConfig, ThreadTaskLockAdapter
 from grel_core.errors import (
     CoordinationBackendError,
     CoordinationError,
@@ -62,12 +64,19 @@ __all__ = [
     "MemoryLeaderElectionAdapter",
     "MemoryLockAdapter",
     "NotLeaderError",
+    "ReadGuard",
+    "ReadWriteLock",
     "ReadWriteLockBackend",
+    "ReadWriteLockConfig",
     "ScheduleBackend",
     "StaleTokenError",
+    "TaskLock",
+    "TaskLockConfig",
     "ThreadLockAdapter",
+    "ThreadTaskLockAdapter",
     "WouldBlock",
     "WouldBlockError",
+    "WriteGuard",
     "lock_name",
     "locked",
 ]

@@ -1,8 +1,7 @@
 """Come in: one try, or waiting for as long as it takes, so that nothing stays behind however it ends."""
 
 import asyncio
-import random
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
 from grel_core.component import check_admission
 from grel_core.coordination.handle import MARGIN, Holder, LockHandle, failing_as
@@ -12,34 +11,40 @@ from grel_core.lease.backend import SAFETY, LeaseBackend
 from grel_core.lease.names import Key
 from grel_core.lease.rules import Busy
 
+Handle = TypeVar("Handle", bound=LockHandle)
+
 PLACE = 3.0
 """Seconds for which a waiter keeps its place in the store's line unless it asks again: the dead leave soon."""
 
 
 class Wish(Protocol):
-    """How to come in: the part of a lock's configuration that an attempt reads."""
+    """The part of a lock's configuration that an attempt reads."""
 
     @property
     def identity(self) -> str: ...
 
-    lease_duration: float
-    retry_interval: float
-    retry_jitter: float
+    @property
+    def lease_duration(self) -> float: ...
 
 
-class Attempt:
+class Door(Holder, Protocol[Handle]):
+    """What an attempt comes in by: a lock."""
+
+    handle_type: type[Handle]
+
+    def pause(self) -> float: ...
+
+
+class Attempt(Generic[Handle]):
     """One caller's way to one claim.
 
     The token is fresh and used for this claim alone. However the attempt ends without a handle, whatever the token
     may hold is given back in the background.
     """
 
-    def __init__(
-        self, lock: Holder, store: LeaseBackend, key: Key, owner: object, wish: Wish, *, shared: bool = False
-    ) -> None:
+    def __init__(self, lock: Door[Handle], store: LeaseBackend, key: Key, owner: object, wish: Wish) -> None:
         self._lock, self._store, self._key, self._owner, self._wish = lock, store, key, owner, wish
         self._duration = wish.lease_duration
-        self._shared = shared
         self._loop = store.check_loop()
         self._token = new_token(wish.identity)
         self._doubt = False
@@ -47,7 +52,7 @@ class Attempt:
         self._began = self._loop.time()
         self._error: Exception | None = None
 
-    async def run(self, timeout: float | None, max_waiters: int | None = None) -> LockHandle:
+    async def run(self, timeout: float | None, max_waiters: int | None = None) -> Handle:
         """The claim, waiting for it at most `timeout` seconds: None for ever, 0 not at all.
 
         Raises:
@@ -73,7 +78,7 @@ class Attempt:
                 self._store.give_back(self._key, self._token, self._duration)
             raise
 
-    async def _within(self, timeout: float, what: str) -> LockHandle:
+    async def _within(self, timeout: float, what: str) -> Handle:
         scope = asyncio.timeout(timeout)
         try:
             async with scope:
@@ -85,27 +90,30 @@ class Attempt:
             raise self._error
         raise LockTimeoutError(f"{what} was held elsewhere for the {timeout} s that the caller would wait")
 
-    async def _patiently(self, deadline: float | None) -> LockHandle:
-        if self._key not in self._store.lines:
+    async def _patiently(self, deadline: float | None) -> Handle:
+        if self._lock.shared or self._key not in self._store.lines:
             try:
                 answer = await self._once()
             except Exception as error:
                 if not self._tolerable(error, deadline):
                     raise
             else:
-                if isinstance(answer, LockHandle):
+                if not isinstance(answer, Busy):
                     return answer
         waiting = self._store.lines.waiting(self._key)
         if self._max_waiters is not None and waiting >= self._max_waiters:
             raise LockQueueFullError(f"{self._key.kind} {self._key.name!r}: {waiting} callers wait already; try later")
-        async with self._store.lines.turn(self._key):
+        if self._lock.shared:
+            # Readers do not wait for each other: the store has to know of each, to let all of them in at its turn.
+            return await self._in_turn(deadline)
+        async with self._store.lines.turn(self._key, check_admission):
             return await self._in_turn(deadline)
 
-    async def _in_turn(self, deadline: float | None) -> LockHandle:
+    async def _in_turn(self, deadline: float | None) -> Handle:
         with self._store.watch(self._key) as watch:
             while True:
                 check_admission()
-                pause = self._interval()
+                pause = self._lock.pause()
                 try:
                     hears = await self._store.listen()
                     answer = await self._once(queue=PLACE)
@@ -113,17 +121,17 @@ class Attempt:
                     if not self._tolerable(error, deadline):
                         raise
                 else:
-                    if isinstance(answer, LockHandle):
+                    if not isinstance(answer, Busy):
                         return answer
                     if hears:
                         # One millisecond more, since the store refuses until the very end of a lease.
                         pause = min(answer.remaining / 1_000_000 + 0.001, SAFETY)
                 await watch.wait(pause)
 
-    async def _once(self, *, queue: float = 0) -> LockHandle | Busy:
+    async def _once(self, *, queue: float = 0) -> Handle | Busy:
         sent = self._loop.time()
         self._doubt = True
-        answer = await self._store.take(self._key, self._token, self._duration, shared=self._shared, queue=queue)
+        answer = await self._store.take(self._key, self._token, self._duration, shared=self._lock.shared, queue=queue)
         self._error = self._store.failing_since = None
         if isinstance(answer, Busy):
             self._doubt = bool(queue)
@@ -134,7 +142,7 @@ class Attempt:
             self._store.give_back(self._key, self._token, self._duration)
             self._token, self._doubt = new_token(self._wish.identity), False
             return Busy(0)
-        return LockHandle(self._lock, self._store, self._key, self._token, answer, self._owner, deadline)
+        return self._lock.handle_type(self._lock, self._store, self._key, self._token, answer, self._owner, deadline)
 
     def _tolerable(self, error: Exception, deadline: float | None) -> bool:
         """Whether trying again could still help."""
@@ -146,7 +154,3 @@ class Attempt:
         # Those who stood in line meanwhile give up together; an old failure says nothing to a newcomer.
         since = max(self._store.failing_since, self._began)
         return deadline is not None or self._loop.time() - since < self._duration
-
-    def _interval(self) -> float:
-        jitter = self._wish.retry_jitter
-        return self._wish.retry_interval * random.uniform(1 - jitter, 1 + jitter)

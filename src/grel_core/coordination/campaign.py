@@ -112,6 +112,8 @@ class Campaign:
         """
         while (term := self.term) is None:
             if not self.running:
+                await asyncio.sleep(0)  # it may be about to begin
+            if not self.running:
                 raise NotStartedError(
                     f"election {self._candidate.name!r} does not run here; give it to Grelmicro(uses=[...]), or run it"
                 )
@@ -136,7 +138,7 @@ class Campaign:
         """Take part until cancelled, or until another backend takes the place of this one."""
         if self.running:
             raise RuntimeError(f"election {self._candidate.name!r} runs already; run it once per process")
-        store = lease_backend(self._candidate.backend, LeaderElectionBackend)
+        store = self._store = lease_backend(self._candidate.backend, LeaderElectionBackend)
         loop = store.check_loop()
         self.running, self.looked, self._out_until = True, None, 0.0
         try:
@@ -215,7 +217,7 @@ class Campaign:
         """Give the lead back, in order, and stay out for a while. False: there was none."""
         if not self.running:
             return False
-        store = lease_backend(self._candidate.backend, LeaderElectionBackend)
+        store = self._store
         self._out_until = max(self._out_until, store.check_loop().time() + stay_out)
         led = self.term is not None
         await self._resign(store, within)
@@ -231,6 +233,10 @@ class Campaign:
 
     def _resigned(self, _: asyncio.Task[None]) -> None:
         self._resigning = None
+        self.hint()
+
+    def hint(self) -> None:
+        """Look at once what is to be done, and which backend is meant."""
         if self._watch is not None:
             self._watch.hint()
 

@@ -6,6 +6,8 @@ from typing import Any, ClassVar, TypeAlias
 from grel_core.component import Openable
 from grel_core.coordination.election import LeaderElection
 from grel_core.coordination.lock import Lock
+from grel_core.coordination.readwritelock import ReadWriteLock
+from grel_core.coordination.tasklock import TaskLock
 from grel_core.errors import CoordinationBackendError
 from grel_core.lease.adapters import Adapter
 from grel_core.lease.backend import LeaseBackend
@@ -132,6 +134,14 @@ class Coordination(Openable):
     def lock(self, name: str, **options: Any) -> Lock:
         """A `Lock` kept here; `options` as for `Lock`."""
         return Lock(name, backend=self.lock_backend, **options)
+
+    def readwritelock(self, name: str, **options: Any) -> ReadWriteLock:
+        """A `ReadWriteLock` kept here; `options` as for `ReadWriteLock`."""
+        return ReadWriteLock(name, backend=self.rwlock_backend, **options)
+
+    def tasklock(self, name: str = "default", **options: Any) -> TaskLock:
+        """A `TaskLock` kept here; `options` as for `TaskLock`."""
+        return TaskLock(name, backend=self.lock_backend, **options)
 
     def leaderelection(self, name: str, **options: Any) -> LeaderElection:
         """A `LeaderElection` kept here; `options` as for `LeaderElection`."""

@@ -13,7 +13,9 @@ from grel_core.config import Reconfigurable, checked, load_config
 from grel_core.coordination.campaign import STOP_TIMEOUT, Campaign, LeaderElectionConfig
 from grel_core.coordination.handle import finish
 from grel_core.coordination.owner import current_task
+from grel_core.coordination.term import Term
 from grel_core.errors import WouldBlockError
+from grel_core.lease.foreign import lease_backend
 from grel_core.lease.names import ELECTION, Key, check_name
 from grel_core.lease.protocols import LeaderElectionBackend, LeaderRecord
 
@@ -71,6 +73,8 @@ class LeaderElection(Reconfigurable[LeaderElectionConfig]):
         metadata: Mapping[str, str] | None,
     ) -> None:
         self._name = check_name(name)
+        if backend is not None and not isinstance(backend, str):
+            lease_backend(backend, LeaderElectionBackend)
         self._backend = backend
         self._config = config
         self._metadata = dict(metadata or {})
@@ -207,15 +211,19 @@ class LeaderElection(Reconfigurable[LeaderElectionConfig]):
             await asyncio.sleep(0)
 
     async def __aenter__(self) -> Self:
-        tethered = (await self._campaign.lead()).tethered(f"election {self._name!r}")
-        tethered.__enter__()
-        self._inside.setdefault(current_task(), []).append(tethered)
+        self._enter(await self._campaign.lead())
         return self
 
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._inside[current_task()].pop().__exit__(exc_type, exc, traceback)
+
+    def _enter(self, term: Term) -> None:
+        """Tie the running task to `term`, for the body that it is about to run."""
+        tethered = term.tethered(f"election {self._name!r}")
+        tethered.__enter__()
+        self._inside.setdefault(current_task(), []).append(tethered)
 
     @contextmanager
     def working(self) -> Iterator[None]:
@@ -250,6 +258,10 @@ class LeaderElection(Reconfigurable[LeaderElectionConfig]):
         while True:
             await self._campaign.run()
 
+    def hint(self) -> None:
+        """Look at once which backend is meant: that of the app may have been overridden."""
+        self._campaign.hint()
+
     def overdue(self, now: float) -> float:
         """Seconds by which the loop is late to ask or renew, at loop time `now`; negative while it is not due."""
         return now - self._campaign.due
@@ -268,14 +280,13 @@ class LeaderGuard:
         term = self._election._campaign.term
         if term is None:
             raise WouldBlockError(f"election {self._election.name!r}: this worker does not lead")
-        self._tethered = term.tethered(f"election {self._election.name!r}")
-        self._tethered.__enter__()
+        self._election._enter(term)
         return self._election
 
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._tethered.__exit__(exc_type, exc, traceback)
+        await self._election.__aexit__(exc_type, exc, traceback)
 
 
 async def _call(func: Callable[..., Awaitable[T]], args: tuple[object, ...]) -> T:

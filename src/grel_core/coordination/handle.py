@@ -46,6 +46,11 @@ class Holder(Protocol):
         """Seconds that a renewal asks for."""
         ...
 
+    @property
+    def shared(self) -> bool:
+        """Whether it may be held by several."""
+        ...
+
 
 _holdings: WeakKeyDictionary[object, list["LockHandle"]] = WeakKeyDictionary()
 """What each task and thread of this process holds. An owner that ends takes its entry along."""
@@ -96,7 +101,6 @@ class LockHandle:
         self, lock: Holder, store: LeaseBackend, key: Key, token: str, grant: Grant, owner: object, deadline: float
     ) -> None:
         self.name = key.name
-        self.fencing_token = grant.fence
         self.lost = Lost(self)
         self.lock, self.store, self.key = lock, store, key
         self.released = False
@@ -106,12 +110,20 @@ class LockHandle:
         self.gone: Callable[[str], None] | None = None
         """For the one who keeps the lease alive: its deadline moved; it was lost, and why."""
         self._loop = asyncio.get_running_loop()
+        self.least = 0.0
+        """Seconds, from the acquire on, before whose end the name is not given back."""
         self._told = False
         self._token = token
+        self._grant = grant
         self._owner = weakref.ref(owner)
         self._reason: str | None = None
         self._settled: asyncio.Event | None = None
         _holdings.setdefault(owner, []).append(self)
+
+    @property
+    def fencing_token(self) -> int:
+        """Rises with every holder of the name; the same for as long as it is held."""
+        return self._grant.fence
 
     @property
     def token(self) -> str:
@@ -161,7 +173,11 @@ class LockHandle:
         duration = self.lock.lease_duration
         sent = self.store.check_loop().time()
         with failing_as(LockAcquireError, self._what):
-            grant = None if self.released else await self.store.renew(self.key, self._token, duration)
+            grant = (
+                None
+                if self.released
+                else await self.store.renew(self.key, self._token, duration, shared=self.lock.shared)
+            )
         if grant is None or grant.fence != self.fencing_token:
             if grant is not None:
                 # A backend without a true renewal took the lock anew: the work before it is no longer covered.
@@ -185,7 +201,7 @@ class LockHandle:
         self.store.check_loop()
         try:
             with failing_as(LockReleaseError, self._what):
-                gone = not await self.store.drop(self.key, self._token)
+                gone = not await self.store.drop(self.key, self._token, least=self.least)
         except asyncio.CancelledError:
             await finish(self.store.give_back(self.key, self._token, self.store.backend_timeout))
             self.forget()

@@ -6,7 +6,7 @@ from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 from types import TracebackType
-from typing import Any, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from grel_core.coordination.handle import LockHandle
 from grel_core.coordination.keeper import Keeper
@@ -20,10 +20,14 @@ T = TypeVar("T")
 logger = logging.getLogger("grel")
 
 
-class Body(Protocol):
+Handle = TypeVar("Handle", bound=LockHandle)
+Handle_co = TypeVar("Handle_co", bound=LockHandle, covariant=True)
+
+
+class Body(Protocol[Handle_co]):
     """A lock's operations, told who asks."""
 
-    async def acquire_for(self, owner: object, timeout: float | None) -> LockHandle: ...
+    async def acquire_for(self, owner: object, timeout: float | None) -> Handle_co: ...
 
     async def owned_by(self, owner: object) -> bool: ...
 
@@ -52,14 +56,14 @@ async def release_after(handle: LockHandle, exc: BaseException | None) -> None:
         logger.warning("%s (raised while another error was on its way)", error)
 
 
-class Hold:
+class Hold(Generic[Handle]):
     """`async with lock.hold() as handle:`; see `Lock.hold`."""
 
-    def __init__(self, lock: Body, timeout: float | None, max_hold: float | None) -> None:
+    def __init__(self, lock: Body[Handle], timeout: float | None, max_hold: float | None) -> None:
         self._lock, self._timeout, self._max_hold = lock, timeout, max_hold
         self._tether = Tether()
 
-    async def __aenter__(self) -> LockHandle:
+    async def __aenter__(self) -> Handle:
         self._handle = await self._lock.acquire_for(current_task(), self._timeout)
         self._tether.__enter__()
         self._keeper = Keeper(self._handle, self._lose, max_hold=self._max_hold)
@@ -110,7 +114,7 @@ def lost_error(handle: LockHandle, reason: str) -> LockLostError:
     )
 
 
-class ThreadLockAdapter:
+class ThreadLockAdapter(Generic[Handle]):
     """A lock for a worker thread: the same calls, without `await`. The thread is the holder.
 
     Raises:
@@ -118,10 +122,10 @@ class ThreadLockAdapter:
         NotStartedError: from every call, before the backend is open.
     """
 
-    def __init__(self, lock: Body) -> None:
+    def __init__(self, lock: Body[Handle]) -> None:
         self._lock = lock
 
-    def __enter__(self) -> LockHandle:
+    def __enter__(self) -> Handle:
         return self.acquire()
 
     def __exit__(
@@ -130,14 +134,14 @@ class ThreadLockAdapter:
         handle = self._lock.handle_of(current_thread())
         self._call(lambda: release_after(handle, exc))
 
-    def acquire(self, *, timeout: float | None = None) -> LockHandle:
+    def acquire(self, *, timeout: float | None = None) -> Handle:
         """As `Lock.acquire`. Give a timeout in a web framework's thread pool: a waiting thread is one less for all."""
         if check_timeout(timeout) is None:
             _mention_pool()
         owner = current_thread()
         return self._call(lambda: self._lock.acquire_for(owner, timeout))
 
-    def acquire_nowait(self) -> LockHandle:
+    def acquire_nowait(self) -> Handle:
         """As `Lock.acquire_nowait`."""
         owner = current_thread()
         return self._call(lambda: self._lock.acquire_for(owner, 0))
@@ -160,7 +164,7 @@ class ThreadLockAdapter:
         return self._call(lambda: self._lock.owned_by(owner))
 
     @contextmanager
-    def hold(self, *, timeout: float | None = None, max_hold: float | None = None) -> Iterator[LockHandle]:
+    def hold(self, *, timeout: float | None = None, max_hold: float | None = None) -> Iterator[Handle]:
         """Hold the lock, renewed in the background, until the body ends.
 
         A thread cannot be cancelled: look at `handle.lost.is_set()` or call `handle.ensure()` between steps.

@@ -9,7 +9,7 @@ from uuid import UUID
 from grel_core.config import checked, load_config
 from grel_core.coordination.handle import LockHandle, failing_as
 from grel_core.coordination.hold import check_timeout
-from grel_core.coordination.leased import LeasedLock, LockConfig
+from grel_core.coordination.leased import BaseLock, LockConfig
 from grel_core.coordination.owner import thread
 from grel_core.errors import LockAcquireError, LockOwnedCheckError, LockReleaseError
 from grel_core.lease.names import LOCK, lock_name, placeholders
@@ -17,7 +17,7 @@ from grel_core.lease.protocols import LockBackend
 from grel_core.lease.rules import Grant
 
 
-class Lock(LeasedLock):
+class Lock(BaseLock[LockHandle]):
     """Mutual exclusion across workers, for as long as the lease lasts.
 
     `async with lock as handle:` waits for the lock and gives it back. `async with lock.hold() as handle:` does so too,
@@ -32,6 +32,7 @@ class Lock(LeasedLock):
     """
 
     kind: ClassVar[str] = LOCK
+    handle_type = LockHandle
 
     def __init__(
         self,
@@ -69,7 +70,7 @@ class Lock(LeasedLock):
     async def do_acquire(self, token: str, *, duration: float) -> int | None:
         """Take the lock for `token`: its fencing token, or None."""
         with failing_as(LockAcquireError, self._what):
-            answer = await self.store.take(self._key, token, duration, shared=self._shared)
+            answer = await self.store.take(self._key, token, duration, shared=self.shared)
         return answer.fence if isinstance(answer, Grant) else None
 
     async def do_release(self, token: str) -> bool:
@@ -113,13 +114,17 @@ def locked(
     from a worker thread, as with `from_thread`.
 
     Raises:
-        ValueError: the template names something that the function does not take.
+        TypeError: the function is a generator: its body would run after the lock was given back.
+        ValueError: the template names something that the function does not take, or `options` are impossible.
         LockTimeoutError: from a call, when the lock was held elsewhere for `timeout` seconds.
     """
     fields = placeholders(template)
     check_timeout(timeout)
+    Lock(lock_name(template, **dict.fromkeys(fields, "x")), backend=backend, **options)
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+            raise TypeError(f"{function.__qualname__} is a generator; hold the lock inside of it")
         signature = inspect.signature(function)
         if missing := [field for field in fields if field not in signature.parameters]:
             raise ValueError(f"{function.__qualname__} takes no {missing[0]!r}, which the lock {template!r} needs")

@@ -112,13 +112,16 @@ class LeaseBackend(Openable, ABC):
         rule = Take(token, microseconds(duration), shared, microseconds(queue) if queue else 0, meta)
         return await self.apply(key, rule)
 
-    async def renew(self, key: Key, token: str, duration: float) -> Grant | None:
+    async def renew(self, key: Key, token: str, duration: float, *, shared: bool = False) -> Grant | None:
         """Hold on for `duration` seconds from now. None: the lease had run out; nothing was acquired."""
-        return await self.apply(key, Renew(token, microseconds(duration)))
+        return await self.apply(key, Renew(token, microseconds(duration), shared))
 
-    async def drop(self, key: Key, token: str) -> bool:
-        """Give up what `token` holds on `key`, its place in line included. False when it held nothing."""
-        return await self.apply(key, Release(token))
+    async def drop(self, key: Key, token: str, *, least: float = 0) -> bool:
+        """Give up what `token` holds on `key`, its place in line included. False when it held nothing.
+
+        With `least`, an exclusive claim that began less than so many seconds ago is left to run until then.
+        """
+        return await self.apply(key, Release(token, microseconds(least) if least else 0))
 
     async def downgrade(self, key: Key, token: str, duration: float) -> Grant | None:
         """Turn an exclusive claim into a shared one."""

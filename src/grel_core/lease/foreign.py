@@ -8,9 +8,9 @@ from weakref import WeakValueDictionary
 from grel_core.errors import CoordinationBackendError, NotStartedError
 from grel_core.lease.adapters import Adapter
 from grel_core.lease.backend import LeaseBackend, T
-from grel_core.lease.names import ELECTION, Key
+from grel_core.lease.names import ELECTION, READWRITELOCK, TASKLOCK, Key
 from grel_core.lease.protocols import LeaderRecord, LockBackend
-from grel_core.lease.rules import Busy, Grant, Release, Renew, Rule, Take
+from grel_core.lease.rules import Busy, Downgrade, Grant, Release, Renew, Rule, Take
 
 UNKNOWN = Busy(3_600_000_000)
 """A refusal that does not say for how long."""
@@ -28,6 +28,8 @@ class ForeignBackend(LeaseBackend):
 
     def _forget(self) -> None:
         super()._forget()
+        self._began: dict[str, tuple[float, float]] = {}
+        """When each token came in, and when its lease ends, on the loop's clock."""
         self._calls: dict[str, asyncio.Task[Any]] = {}
         """The last call that is under way for each token."""
 
@@ -57,13 +59,23 @@ class ForeignBackend(LeaseBackend):
             grant = await self._take(key, rule)
             return cast(T, grant or (UNKNOWN if isinstance(rule, Take) else None))
         if isinstance(rule, Release):
-            return cast(T, await self._ask("release", key, token=rule.token))
+            return cast(T, await self._release(key, rule))
+        if isinstance(rule, Downgrade):
+            duration = rule.duration / 1_000_000
+            generation = await self._ask("downgrade", key, token=rule.token, duration=duration)
+            return cast(T, None if generation is None else Grant(generation))
         raise CoordinationBackendError(f"{self!r} cannot {rule.verb}; use a backend that can")
 
     async def _take(self, key: Key, rule: Take | Renew) -> Grant | None:
         asked: dict[str, Any] = {"token": rule.token, "duration": rule.duration / 1_000_000}
+        if key.kind == READWRITELOCK:
+            return await self._take_side(key, rule, asked)
         if key.kind != ELECTION:
+            now = self.check_loop().time()
             fence = await self._ask("acquire", key, **asked)
+            if isinstance(rule, Take):
+                live = {token: began for token, began in self._began.items() if began[1] > now}
+                self._began = live | {rule.token: (now, now + rule.duration / 1_000_000)}
             return None if fence is None else Grant(fence)
         if isinstance(rule, Take):
             self._meta[key] = rule.meta
@@ -71,9 +83,25 @@ class ForeignBackend(LeaseBackend):
         record = await self._ask("acquire_or_renew", key, **asked, metadata=self._meta.get(key))
         return Grant(_fence(record), False, record.transitions) if record.holder == rule.token else None
 
+    async def _take_side(self, key: Key, rule: Take | Renew, asked: dict[str, Any]) -> Grant | None:
+        if rule.shared:
+            generation = await self._ask("acquire_read", key, **asked)
+            return None if generation is None else Grant(generation)
+        grant = await self._ask("acquire_write", key, **asked, intent=isinstance(rule, Take) and rule.queue > 0)
+        return None if grant is None else Grant(grant.fence, grant.poisoned)
+
+    async def _release(self, key: Key, rule: Release) -> bool:
+        """Give back, or let the lease end when the least time is over. Without a clock of the store, ours counts."""
+        now = self.check_loop().time()
+        began, _ = self._began.pop(rule.token, (now, now))
+        left = began + rule.least / 1_000_000 - now
+        if rule.least and left > 0:
+            return await self._ask("acquire", key, token=rule.token, duration=left) is not None
+        return bool(await self._ask("release", key, token=rule.token))
+
     async def _ask(self, verb: str, key: Key, *, token: str = "", **asked: Any) -> Any:
         """Call the backend. A caller that is cancelled does not cancel the call, and a later one comes after it."""
-        asked |= {"name": key.name} | ({"token": token} if token else {})
+        asked |= {"name": name_of(key)} | ({"token": token} if token else {})
         call = self.check_loop().create_task(self._call(self._calls.get(token), verb, asked), name=f"grel: {verb}")
         if token:
             self._calls[token] = call
@@ -98,6 +126,11 @@ class ForeignBackend(LeaseBackend):
 
     def __repr__(self) -> str:
         return f"<{type(self._backend).__name__}>"
+
+
+def name_of(key: Key) -> str:
+    """What a stranger's backend calls `key`. Two kinds of lock may be kept in one, and must not meet there."""
+    return f"{key.kind}:{key.name}" if key.kind == TASKLOCK or key.name.startswith(f"{TASKLOCK}:") else key.name
 
 
 def _fence(record: LeaderRecord) -> int:

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Self
 
@@ -13,7 +13,7 @@ class Lines:
     """The lines of one store: for each key, the tasks of this process that wait for it, first come first served."""
 
     def __init__(self) -> None:
-        self._lines: dict[Key, deque[asyncio.Future[None]]] = {}
+        self._lines: dict[Key, deque[asyncio.Event]] = {}
 
     def __contains__(self, key: Key) -> bool:
         return key in self._lines
@@ -26,22 +26,33 @@ class Lines:
         """How many tasks of this process wait at all."""
         return sum(map(len, self._lines.values()))
 
+    def wake_all(self) -> None:
+        """Let everyone in line look whether it may still stand there."""
+        for line in self._lines.values():
+            for place in line:
+                place.set()
+
     @asynccontextmanager
-    async def turn(self, key: Key) -> AsyncIterator[None]:
-        """Stand in line; the body runs while its task is the first. However it ends, the next one is called up."""
+    async def turn(self, key: Key, check: Callable[[], None]) -> AsyncIterator[None]:
+        """Stand in line for as long as `check` does not raise; the body runs while its task is the first.
+
+        However it ends, the next one is called up.
+        """
         line = self._lines.setdefault(key, deque())
-        place: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        place = asyncio.Event()
         line.append(place)
         try:
-            if line[0] is not place:
-                await place
+            while line[0] is not place:
+                await place.wait()
+                place.clear()
+                check()
             yield
         finally:
             line.remove(place)
             if not line:
                 del self._lines[key]
-            elif not line[0].done():
-                line[0].set_result(None)
+            else:
+                line[0].set()
 
 
 class Watch:

@@ -38,7 +38,7 @@ class Waiter(NamedTuple):
     until: int
     shared: bool = False
     called: bool = False
-    """A shared one that already waited when the last exclusive lease ended: its turn comes before the next such lease."""
+    """A shared one that waited already when the last exclusive lease ended: its turn is before the next such lease."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,6 +236,8 @@ class Renew(Rule[Grant | None]):
     verb: ClassVar[str] = "renew"
     token: str
     duration: int
+    shared: bool = False
+    """Which kind of claim it is, for a stranger's backend; a record knows."""
 
     def __call__(self, record: Record, at: Instant) -> tuple[Record, Grant | None]:
         record = settle(record, at.now)

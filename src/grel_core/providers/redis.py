@@ -201,7 +201,7 @@ def _seen(reply: list[Any]) -> tuple[Record, Instant]:
         ended=ended,
         transitions=transitions,
         readers={token: int(ends) for token, ends in json.loads(readers)},
-        waiters=tuple(Waiter(who, int(end), bool(shared), bool(called)) for who, end, shared, _, called in json.loads(line)),
+        waiters=tuple(Waiter(who, int(end), bool(sh), bool(called)) for who, end, sh, _, called in json.loads(line)),
         mark=int(mark) if mark else None,
     )
     return record, Instant(now, now)

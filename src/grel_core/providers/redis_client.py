@@ -151,7 +151,8 @@ class Plain(Link):
                 pool = ConnectionPool(connection_class=node.connection_class, **node.connection_kwargs)
                 client = await stack.enter_async_context(Redis.from_pool(pool))
             ears = await stack.enter_async_context(client.pubsub())
-            await ears.subscribe(self.terms.channel)
+            async with asyncio.timeout(self.terms.timeout):
+                await ears.subscribe(self.terms.channel)
             while True:
                 message = await ears.get_message(timeout=self.terms.timeout)
                 if message is None and silent:

@@ -27,6 +27,7 @@ CREATE TABLE IF NOT EXISTS grel_reader (
 ) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS grel_reader_until ON grel_reader (key, until);
 """
+FIELDS = ("fence", "holder", "until", "start", "duration", "since", "renewed", "lapsed", "ended", "transitions", "mark")
 META = "SELECT value FROM grel_meta WHERE name = ?"
 SET_META = "INSERT INTO grel_meta VALUES (?, ?) ON CONFLICT DO UPDATE SET value = excluded.value"
 LOAD = "SELECT body FROM grel_lease WHERE key = ?"
@@ -241,33 +242,18 @@ class File:
 
 def encode(record: Record) -> str:
     """`record` as JSON; of the readers only whether there are any, since they have a table of their own."""
-    fields = (
-        record.fence, record.holder, record.until, record.start, record.duration, record.since, record.renewed, dict(record.meta),
-        record.lapsed, record.ended, record.transitions, bool(record.readers), record.waiters, record.mark,
-    )  # fmt: skip
-    return json.dumps(fields, separators=(",", ":"))
+    fields = [getattr(record, name) for name in FIELDS]
+    return json.dumps([*fields, dict(record.meta), bool(record.readers), record.waiters], separators=(",", ":"))
 
 
 def decode(body: str) -> Record:
     """The record that `encode` wrote; its readers are only marked."""
-    fence, holder, until, start, duration, since, renewed, meta, lapsed, ended, transitions, read, waiters, mark = json.loads(
-        body
-    )
+    *values, meta, read, waiters = json.loads(body)
     return Record(
-        fence=fence,
-        holder=holder,
-        until=until,
-        start=start,
-        duration=duration,
-        since=since,
-        renewed=renewed,
+        **dict(zip(FIELDS, values, strict=True)),
         meta=meta,
-        lapsed=lapsed,
-        ended=ended,
-        transitions=transitions,
         readers={"": 0} if read else {},
         waiters=tuple(Waiter(*waiter) for waiter in waiters),
-        mark=mark,
     )
 
 
