@@ -12,6 +12,7 @@ from pathlib import Path
 
 from grel_core.coordination import Lock
 from grel_core.providers.base import Provider
+from tests.harness import work
 
 HOLD = 0.01
 
@@ -36,7 +37,7 @@ async def contend(provider: Provider, task: int, until: float, log: int) -> None
         except TimeoutError:
             return
         start = time.monotonic_ns()
-        await asyncio.sleep(HOLD)
+        await work(HOLD)
         line = f"{handle.fencing_token} {start} {time.monotonic_ns()} {os.getpid()} {task}\n"
         os.write(log, line.encode())
         await handle.release()
