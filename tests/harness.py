@@ -53,6 +53,8 @@ class Harness(ABC):
     name: str
     shared = True
     """Whether several clients see one store."""
+    reaps = True
+    """Whether idle records are forgotten."""
 
     def __init__(self) -> None:
         self.clock = Clock()
@@ -169,6 +171,11 @@ class SQLiteHarness(Harness):
             (count,) = database.execute("SELECT count(*) FROM grel_lease").fetchone()
         database.close()
         return int(count)
+
+
+async def work(seconds: float) -> None:
+    """Be at work for a moment. What a test does inside a lock takes time; what it waits for is `eventually` there."""
+    await asyncio.sleep(seconds)
 
 
 async def eventually(

@@ -262,7 +262,12 @@ class Grelmicro(Openable):
 
     async def __aexit__(self, *exc_info: object) -> None:
         leave(self)
-        await super().__aexit__(*exc_info)
+        try:
+            await super().__aexit__(*exc_info)
+        except Exception as error:
+            if not any(exc_info):
+                raise
+            logger.warning("closing failed (%s), with another error on its way", type(error).__name__)
 
     async def _open(self) -> None:
         self._check_scope()

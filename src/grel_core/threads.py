@@ -2,7 +2,6 @@
 
 import asyncio
 import concurrent.futures
-import contextvars
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
@@ -26,31 +25,18 @@ def call_in_loop(loop: asyncio.AbstractEventLoop, body: Callable[[], Coroutine[A
         raise EventLoopDeadlockError(
             "from_thread was called on the event loop that it would wait for; await the async method instead"
         )
-    result: concurrent.futures.Future[T] = concurrent.futures.Future()
-    context = contextvars.copy_context()
-    started: list[asyncio.Task[T]] = []
-
-    def finish(task: asyncio.Task[T]) -> None:
-        if task.cancelled():
-            result.cancel()
-            result.set_running_or_notify_cancel()
-        elif (error := task.exception()) is not None:
-            result.set_exception(error)
-        else:
-            result.set_result(task.result())
-
-    def start() -> None:
-        task = loop.create_task(body(), context=context)
-        started.append(task)
-        task.add_done_callback(finish)
-
-    loop.call_soon_threadsafe(start)
+    if loop.is_closed():
+        raise RuntimeError("the event loop is closed; its app, and with it the backend, is gone")
+    coroutine = body()
+    future = asyncio.run_coroutine_threadsafe(coroutine, loop)
     try:
-        while not concurrent.futures.wait([result], timeout=1).done:
+        while not concurrent.futures.wait([future], timeout=1).done:
             if loop.is_closed():
                 raise RuntimeError("the event loop was closed before it answered")
-        return result.result()
+        return future.result()
     except BaseException:
-        if not result.done() and not loop.is_closed():
-            loop.call_soon_threadsafe(lambda: [task.cancel() for task in started])
+        if loop.is_closed():
+            coroutine.close()
+        else:
+            future.cancel()
         raise

@@ -11,7 +11,7 @@ import pytest
 from grel_core.coordination import Lock, LockBackendError, LockHandle, LockTimeoutError
 from grel_core.lease.names import LOCK, Key
 from grel_core.providers.base import Provider
-from tests.harness import Harness, eventually
+from tests.harness import Harness, eventually, work
 
 pytestmark = pytest.mark.anyio
 
@@ -36,7 +36,7 @@ class Shop:
         self.inside[name] += 1
         self.overlaps += self.inside[name] > 1
         try:
-            await asyncio.sleep(self.chance.uniform(0, 0.003))
+            await work(self.chance.uniform(0, 0.003))
         finally:
             self.inside[name] -= 1
 
@@ -90,7 +90,7 @@ class Shop:
         deed = self.chance.choice(deeds)
         task = asyncio.ensure_future(deed())
         for _ in range(self.chance.choice([1, 1, 2])):
-            await asyncio.sleep(self.chance.uniform(0, 0.03))
+            await work(self.chance.uniform(0, 0.03))
             task.cancel()
         await asyncio.wait([task])
         self.done["cancelled" if task.cancelled() else "ended"] += 1

@@ -12,6 +12,7 @@ from grel_core.errors import NotStartedError
 from grel_core.lease.names import ELECTION, Key
 from grel_core.providers.base import Provider
 from tests.harness import Harness, eventually
+from tests.harness import work as pause
 
 pytestmark = pytest.mark.anyio
 
@@ -96,7 +97,7 @@ async def test_guarded_work_ends_before_a_successor_leads(harness: Harness) -> N
                 await asyncio.Event().wait()
             finally:
                 for _ in range(20):
-                    await asyncio.sleep(0.001)
+                    await pause(0.001)
                     assert not second.is_leader()
                 cleaned.append(True)
 
@@ -159,7 +160,7 @@ async def test_leading_needs_a_running_election(provider: Provider) -> None:
     election = LeaderElection("jobs", backend=provider.leaderelection(), **FAST)
     assert election.record is None
     assert election.last_confirmation_age() is None
-    for wait in (election.wait_for_leader(), election.lead(asyncio.sleep, 0), election.__aenter__()):
+    for wait in (election.wait_for_leader(), election.lead(pause, 0), election.__aenter__()):
         with pytest.raises(NotStartedError, match="does not run here"):
             await wait
     await election.wait_lose_leader()
@@ -212,3 +213,41 @@ async def test_a_new_configuration_counts_from_the_next_round(provider: Provider
         await election.wait_for_leader()
         election.reconfigure(election.config.model_copy(update={"lease_duration": 30.0}))
         await eventually(lambda: election.record is not None and election.record.lease_duration == 30)
+
+
+async def test_terms_count_up_over_releases_lapsed_leases_and_a_month_of_silence(harness: Harness) -> None:
+    async with harness.provider() as provider:
+        backend = provider.leaderelection()
+        seen = []
+        for number, skip in enumerate((0, 0, 6, 0, 29 * 86_400 + 6, 0)):
+            record = await backend.acquire_or_renew(name="jobs", token=f"w.{number}", duration=5)
+            seen.append(record.transitions)
+            if skip:
+                await harness.advance(skip)
+            else:
+                await backend.release(name="jobs", token=f"w.{number}")
+        assert seen == list(range(6))
+
+
+async def test_guarded_work_that_will_not_end_keeps_its_lease_until_it_runs_out(harness: Harness) -> None:
+    async with candidates(harness, 2, lease_duration=3, renew_deadline=2) as (first, second):
+        at_work, end = asyncio.Event(), asyncio.Event()
+
+        async def stubborn() -> None:
+            while not end.is_set():
+                at_work.set()
+                try:
+                    await end.wait()
+                except asyncio.CancelledError:
+                    continue
+
+        leading = asyncio.create_task(first.lead(stubborn))
+        await at_work.wait()
+        await first.step_down(stay_out=30, within=0.05)
+        assert not first.is_leader()
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(second.wait_for_leader(), 0.5)
+        await harness.advance(4)
+        await asyncio.wait_for(second.wait_for_leader(), 5)
+        end.set()
+        await leading

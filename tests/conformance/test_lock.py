@@ -1,6 +1,7 @@
 """What a lock does, on every backend."""
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 from grel_core import Grelmicro
 from grel_core.coordination import (
     Lock,
+    LockConfig,
     LockHandle,
     LockLostError,
     LockNotOwnedError,
@@ -292,6 +294,8 @@ async def test_every_waiter_is_served_in_order(mine: Provider) -> None:
 
 
 async def test_one_shot_names_leave_nothing_behind(harness: Harness) -> None:
+    if not harness.reaps:
+        return
     async with harness.provider(retention=60) as provider:
         for number in range(200):
             async with Lock(f"order:{number}", backend=provider.lock()):
@@ -315,3 +319,48 @@ async def test_a_claim_is_released_where_it_was_taken_also_across_an_override(ha
             assert not await lock.locked()
             await lock.release()
         assert not await lock.locked()
+
+
+async def test_the_operations_by_the_names_of_the_reference_are_the_same_ones(mine: Provider) -> None:
+    lock = Lock("cart", backend=mine.lock())
+    fence = await lock.do_acquire("w.1", duration=60)
+    assert fence is not None
+    assert await lock.do_acquire("w.2", duration=60) is None
+    assert await lock.do_owned("w.1")
+    assert not await lock.do_owned("w.2")
+    assert await lock.do_release("w.1")
+    assert not await lock.do_release("w.1")
+    over = threading.Event()
+    other = threading.Thread(target=over.wait)
+    other.start()
+    try:
+        mine_id, other_id = threading.get_ident(), other.ident or 0
+        handle = await lock.do_thread_acquire(mine_id, timeout=1)
+        assert (await lock.do_thread_extend(mine_id)).fencing_token == handle.fencing_token
+        with pytest.raises(LockReentrantError):
+            await lock.do_thread_acquire_nowait(mine_id)
+        with pytest.raises(WouldBlockError):
+            await lock.do_thread_acquire_nowait(other_id)
+        await lock.do_thread_release(mine_id)
+        with pytest.raises(LockNotOwnedError):
+            await lock.do_thread_release(mine_id)
+    finally:
+        over.set()
+        other.join()
+
+
+async def test_a_configuration_is_what_the_store_is_asked_for_from_the_next_operation_on(mine: Provider) -> None:
+    lock = Lock.from_config("cart", LockConfig(lease_duration=7), backend=mine.lock())
+
+    async def asked() -> float:
+        record, _ = await mine.peek(Key(LOCK, "cart"))
+        return record.duration / 1_000_000
+
+    async with lock:
+        assert await asked() == 7
+        lock.reconfigure(LockConfig(lease_duration=9))
+        assert await asked() == 7
+        await lock.extend()
+        assert await asked() == 9
+    async with lock:
+        assert await asked() == 9

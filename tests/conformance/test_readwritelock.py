@@ -18,7 +18,7 @@ from grel_core.coordination import (
 )
 from grel_core.lease.names import READWRITELOCK, Key
 from grel_core.providers.base import Provider
-from tests.harness import Harness, eventually
+from tests.harness import Harness, eventually, work
 
 pytestmark = pytest.mark.anyio
 
@@ -261,7 +261,7 @@ async def test_neither_side_starves_under_load_of_the_other(mine: Provider, thei
                 inside[kind] += 1
                 assert inside["write"] <= 1
                 assert not (inside["write"] and inside["read"])
-                await asyncio.sleep(0.01)
+                await work(0.01)
                 inside[kind] -= 1
 
     visits = [visit(mine, "write"), visit(theirs, "write")]

@@ -165,3 +165,20 @@ async def test_it_never_meets_a_lock_of_the_same_name(harness: Harness) -> None:
 def test_a_minimum_longer_than_the_lease_is_refused() -> None:
     with pytest.raises(ValueError, match="min_hold_duration"):
         TaskLock("digest", min_hold_duration=61)
+
+
+async def test_the_operations_by_the_names_of_the_reference_are_the_same_ones(
+    provider: Provider, harness: Harness
+) -> None:
+    lock = TaskLock("digest", backend=provider.lock(), lease_duration=60)
+    assert await lock.do_acquire("w.1", duration=60)
+    assert not await lock.do_acquire("w.2", duration=60)
+    assert await lock.do_reacquire("w.1", 5)
+    assert not await lock.do_reacquire("w.2", 5)
+    await lock.do_exit("w.1", min_hold_duration=4)
+    assert await lock.locked()
+    await harness.advance(4.1)
+    assert not await lock.locked()
+    assert not await lock.do_reacquire("w.1", 5)
+    assert await lock.do_acquire("w.3", duration=60)
+    assert await lock.do_release("w.3")

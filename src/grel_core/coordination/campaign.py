@@ -111,13 +111,14 @@ class Campaign:
             NotStartedError: nothing runs that could bring one.
         """
         while (term := self.term) is None:
-            if not self.running:
-                await asyncio.sleep(0)  # it may be about to begin
+            if self.running:
+                await self.change()
+                continue
+            await asyncio.sleep(0)  # it may be about to begin
             if not self.running:
                 raise NotStartedError(
                     f"election {self._candidate.name!r} does not run here; give it to Grelmicro(uses=[...]), or run it"
                 )
-            await self.change()
         return term
 
     async def change(self) -> None:

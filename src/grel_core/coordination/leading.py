@@ -3,8 +3,7 @@
 import asyncio
 import inspect
 import logging
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Awaitable, Callable
 
 from grel_core.coordination.election import LeaderElection
 
@@ -14,7 +13,9 @@ logger = logging.getLogger("grel")
 class LeaderLoop:
     """A background task that calls `function` every so many seconds while this worker leads `election`."""
 
-    def __init__(self, election: LeaderElection, function: Callable[[], Any], every: float) -> None:
+    def __init__(self, election: LeaderElection, function: Callable[[], Awaitable[object]], every: float) -> None:
+        if not inspect.iscoroutinefunction(function):
+            raise TypeError(f"{function!r} is no async function; nothing could stop it when the lead is lost")
         self.name = getattr(function, "__qualname__", type(function).__name__)
         self.election = election
         self._function = function
@@ -27,10 +28,7 @@ class LeaderLoop:
     async def _loop(self) -> None:
         while True:
             try:
-                if inspect.iscoroutinefunction(self._function):
-                    await self._function()
-                else:
-                    await asyncio.to_thread(self._function)
+                await self._function()
             except Exception:
                 logger.exception("leader loop %r failed; it goes on in %s s", self.name, self._every)
             await asyncio.sleep(self._every)

@@ -8,7 +8,7 @@ from weakref import WeakValueDictionary
 from grel_core.errors import CoordinationBackendError, NotStartedError
 from grel_core.lease.adapters import Adapter
 from grel_core.lease.backend import LeaseBackend, T
-from grel_core.lease.names import ELECTION, READWRITELOCK, TASKLOCK, Key
+from grel_core.lease.names import ELECTION, LOCK, READWRITELOCK, TASKLOCK, Key
 from grel_core.lease.protocols import LeaderRecord, LockBackend
 from grel_core.lease.rules import Busy, Downgrade, Grant, Release, Renew, Rule, Take
 
@@ -102,11 +102,16 @@ class ForeignBackend(LeaseBackend):
     async def _ask(self, verb: str, key: Key, *, token: str = "", **asked: Any) -> Any:
         """Call the backend. A caller that is cancelled does not cancel the call, and a later one comes after it."""
         asked |= {"name": name_of(key)} | ({"token": token} if token else {})
-        call = self.check_loop().create_task(self._call(self._calls.get(token), verb, asked), name=f"grel: {verb}")
-        if token:
-            self._calls[token] = call
-            call.add_done_callback(lambda _: self._calls.get(token) is call and self._calls.pop(token))
+        before = self._calls.get(token) if token else None
+        call = self._calls[token] = self.check_loop().create_task(self._call(before, verb, asked), name=f"grel: {verb}")
+        call.add_done_callback(lambda _: self._answered(token, call))
         return await asyncio.shield(call)
+
+    def _answered(self, token: str, call: asyncio.Task[Any]) -> None:
+        if self._calls.get(token) is call:
+            del self._calls[token]
+        # If its caller was cancelled, nobody else will ask how it ended.
+        _ = call.cancelled() or call.exception()
 
     async def _call(self, before: asyncio.Task[Any] | None, verb: str, asked: dict[str, Any]) -> Any:
         if before is not None:
@@ -130,7 +135,8 @@ class ForeignBackend(LeaseBackend):
 
 def name_of(key: Key) -> str:
     """What a stranger's backend calls `key`. Two kinds of lock may be kept in one, and must not meet there."""
-    return f"{key.kind}:{key.name}" if key.kind == TASKLOCK or key.name.startswith(f"{TASKLOCK}:") else key.name
+    told = key.kind == TASKLOCK or key.name.startswith((f"{LOCK}:", f"{TASKLOCK}:"))
+    return f"{key.kind}:{key.name}" if told else key.name
 
 
 def _fence(record: LeaderRecord) -> int:

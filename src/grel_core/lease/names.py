@@ -59,15 +59,16 @@ def lock_name(template: str, /, **values: object) -> str:
     """The name that `template` gives with `values`: `lock_name("order:{order_id}", order_id=7)` is `"order:7"`.
 
     `%` and `:` inside a value are encoded, so that two sets of values never give one name where `:` stands between the
-    placeholders; a value over 200 bytes is replaced by its hash.
+    placeholders; a value over 200 bytes, or its share of 400, is replaced by its hash.
 
     Raises:
         ValueError: a placeholder has no value, or the result is no name.
     """
-    missing = [field for field in placeholders(template) if field not in values]
+    fields = placeholders(template)
+    missing = [field for field in fields if field not in values]
     if missing:
         raise ValueError(f"the name {template!r} needs a value for {', '.join(map(repr, missing))}; none was given")
-    return check_name(template.format_map({field: _spell(value) for field, value in values.items()}))
+    return check_name(template.format_map({field: _spell(values[field], 400 // len(fields)) for field in fields}))
 
 
 def placeholders(template: str) -> list[str]:
@@ -86,9 +87,9 @@ def placeholders(template: str) -> list[str]:
     return fields
 
 
-def _spell(value: object) -> str:
+def _spell(value: object, longest: int) -> str:
     text = escape(str(value), ":")
-    if len(text.encode(errors="surrogatepass")) <= _LONGEST_VALUE:
+    if len(text.encode(errors="surrogatepass")) <= min(longest, _LONGEST_VALUE):
         return text
     # No encoded value holds a "%s", so that none can pass for a hash.
     return "%sha256-" + hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()

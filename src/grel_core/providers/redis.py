@@ -28,11 +28,12 @@ PASSING = re.compile(r"\b(LOADING|READONLY|CLUSTERDOWN|TRYAGAIN|MASTERDOWN|BUSY|
 
 
 class RedisProvider(Provider):
-    """Leases on a Redis (6.2 or newer) or Valkey server, a Sentinel set or a Cluster, whose clock decides.
+    """Leases on a Redis (7 or newer) or Valkey server, a Sentinel set or a Cluster, whose clock decides.
 
     URLs: `redis://`, `rediss://` (TLS), `unix://`, `redis+sentinel://host:port,host:port/service/db` and
-    `redis+cluster://host:port,host:port`, or `valkey` in place of `redis`, with what redis-py takes in a URL's query.
-    Without one, `REDIS_URL`, `VALKEY_URL`, or `REDIS_HOST` and `REDIS_PORT` say where.
+    `redis+cluster://host:port,host:port`, or `valkey` in place of `redis`, with what redis-py takes in a URL's query
+    (`?protocol=2` for what does not speak RESP3). Without one, `REDIS_URL`, `VALKEY_URL`, or `REDIS_HOST` and
+    `REDIS_PORT` say where.
     """
 
     variables = ("REDIS_URL", "VALKEY_URL")
@@ -90,25 +91,19 @@ class RedisProvider(Provider):
             hint=self._hint,
             wanted=lambda: bool(self.watches),
         )
-        self._client = self._borrowed or client_of(self._url, self.backend_timeout)
+        client = self._client = self._borrowed or client_of(self._url, self.backend_timeout)
+        self._link = Plain(terms, client)
+        if isinstance(client, Redis) and self._borrowed is None:
+            self._link = Shared(terms, client.connection_pool)
         try:
-            self._link = await self._connect(terms)
-        except BaseException:
-            await self._disconnect()
-            raise
-
-    async def _connect(self, terms: Terms) -> Link:
-        if self._borrowed is None and isinstance(self._client, Redis):
-            shared = Shared(terms, self._client.connection_pool)
             try:
-                await shared.open()
+                await self._link.open()
             except UnfitError:
-                pass
-            else:
-                return shared
-        plain = Plain(terms, self._client)
-        await plain.open()
-        return plain
+                self._link = Plain(terms, client)
+                await self._link.open()
+        except BaseException:
+            await self._close()
+            raise
 
     async def _close(self) -> None:
         try:
@@ -163,16 +158,17 @@ class RedisProvider(Provider):
 def arguments(rule: Rule[Any], link: Link) -> list[Argument]:
     """What `redis.lua` is told of `rule`, behind the verb and the retention."""
     counts = int(link.counts)
-    match rule:
-        case rules.Take(token, duration, shared, queue, meta):
-            extra = json.dumps(dict(meta)) if meta else ""
-            return [counts, token, duration, int(shared), queue, link.channel, rules.HEAD_START, extra]
-        case rules.Renew(token, duration) | rules.Downgrade(token, duration):
-            return [counts, token, duration]
-        case rules.Release(token, least):
-            return [counts, token, least]
-        case rules.Advance(mark):
-            return [counts, mark]
+    match rule:  # not taken apart by the patterns, which is three times as slow
+        case rules.Take():
+            meta = json.dumps(dict(rule.meta)) if rule.meta else ""
+            head: list[Argument] = [counts, rule.token, rule.duration]
+            return [*head, int(rule.shared), rule.queue, link.channel, rules.HEAD_START, meta]
+        case rules.Release():
+            return [counts, rule.token, rule.least]
+        case rules.Renew() | rules.Downgrade():
+            return [counts, rule.token, rule.duration]
+        case rules.Advance():
+            return [counts, rule.mark]
     return [counts]
 
 

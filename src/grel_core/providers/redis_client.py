@@ -100,7 +100,7 @@ class Plain(Link):
         super().__init__(terms)
         self.counts = not isinstance(client, RedisCluster)
         self._client = client
-        self._last: dict[str, asyncio.Task[Any]] = {}
+        self._last: dict[tuple[Argument, ...], asyncio.Task[Any]] = {}
         self._slots = asyncio.Semaphore(PARALLEL)
         self._ears: asyncio.Task[None] | None = None
 
@@ -109,8 +109,9 @@ class Plain(Link):
             await self._client.ping()
 
     async def call(self, key: str, arguments: list[Argument]) -> Any:
-        task = self._last[key] = self.loop.create_task(self._run(self._last.get(key), key, arguments))
-        task.add_done_callback(lambda done: self._last.pop(key) if self._last.get(key) is done else None)
+        whose = (key, *arguments[3:4])
+        task = self._last[whose] = self.loop.create_task(self._run(self._last.get(whose), key, arguments))
+        task.add_done_callback(lambda done: self._last.pop(whose) if self._last.get(whose) is done else None)
         return await asyncio.shield(task)
 
     async def _run(self, before: asyncio.Task[Any] | None, key: str, arguments: list[Argument]) -> Any:

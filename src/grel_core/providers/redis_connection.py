@@ -25,7 +25,7 @@ PAUSE = 0.05
 _NOTHING = object()
 
 
-class UnfitError(Exception):
+class UnfitError(ConnectionError):
     """The connection cannot be shared; the client's own commands will do."""
 
 
@@ -45,7 +45,7 @@ class Terms:
 
 
 class Link(ABC):
-    """A way to the server. A call whose caller is cancelled goes on, and a later one for the same key runs after it."""
+    """A way to the server. A call whose caller is cancelled goes on; a later one of the same token runs after it."""
 
     counts = True
     """Whether the server's PUBLISH counts every receiver."""
@@ -70,7 +70,7 @@ class Link(ABC):
 
     @abstractmethod
     async def call(self, key: str, arguments: list[Argument]) -> Any:
-        """Run the script on the record of `key`."""
+        """Run the script on the record of `key`; the fourth of `arguments` is the token, where there is one."""
 
     async def listen(self) -> bool:
         """Whether hints arrive; says once when they cannot."""
@@ -152,7 +152,7 @@ class Wire(asyncio.BufferedProtocol):
                     self._link.terms.hint(reply[2].decode())
                 elif reply[0] == b"subscribe":
                     self._answer(reply)
-        except (hiredis.ProtocolError, IndexError):
+        except (hiredis.ProtocolError, IndexError, ValueError):
             self.abort(ConnectionError("Redis sent what it was not asked for"))
 
     def _answer(self, reply: Any) -> None:
@@ -230,17 +230,21 @@ class Shared(Link):
 
     async def _connected(self) -> Wire:
         """A live connection, which all who need one wait for together."""
+        task = self._reconnect()
+        await asyncio.wait([task])
         if self._closed:
             raise ConnectionError("the connection to Redis was closed")
-        return await asyncio.shield(self._reconnect())
+        return task.result()
 
     def _reconnect(self) -> asyncio.Task[Wire]:
         if self._connecting is None:
             self._connecting = self.loop.create_task(self._connect(), name="grel: connect to Redis")
-            self._connecting.add_done_callback(self._settle)
+            self._connecting.add_done_callback(self._reconnected)
         return self._connecting
 
     async def _connect(self) -> Wire:
+        if self._closed:
+            raise ConnectionError("the connection to Redis was closed")
         connection, wire = self._pool.make_connection(), None
         heard: Any
         try:
@@ -259,7 +263,7 @@ class Shared(Link):
         self.channel = "" if self.refusal else self.terms.channel
         return wire
 
-    def _settle(self, task: asyncio.Task[Wire]) -> None:
+    def _reconnected(self, task: asyncio.Task[Wire]) -> None:
         self._connecting = None
         if task.cancelled() or task.exception():
             self._pause = min(2 * self._pause, 1.0)
