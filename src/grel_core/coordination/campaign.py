@@ -191,8 +191,10 @@ class Campaign:
             return min(ends, config.lease_duration / 2)
         self._term = Term(token, answer.fence, loop, self._changed)
         self._term.confirm(sent, renew_deadline=config.renew_deadline, lease_duration=config.lease_duration)
-        self._changed()
-        await self._look(store)
+        try:
+            await self._look(store)  # before anybody hears of the lead: whoever does may read `record`
+        finally:
+            self._changed()
         return _jittered(config)
 
     async def _renew(self, store: LeaseBackend, config: LeaderElectionConfig, term: Term) -> float:
