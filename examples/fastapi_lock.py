@@ -37,10 +37,11 @@ async def buy(sku: int, held: Annotated[LockHandle, Depends(held_lock("sku:{sku}
 
 
 @app.post("/baskets/{basket_id}/pay")
-async def pay(basket_id: str, basket: Annotated[Lock, Depends(lock("basket:{basket_id}"))]) -> None:
+async def pay(basket_id: str, basket: Annotated[Lock, Depends(lock("basket:{basket_id}"))]) -> str:
     """The endpoint takes the lock itself, for as short as it can; who comes second is told to come again."""
     async with basket.hold(timeout=0):
         await asyncio.sleep(0.2)
+    return f"basket {basket_id} is paid"
 
 
 def main() -> None:

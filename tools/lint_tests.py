@@ -12,7 +12,7 @@ from pathlib import Path
 
 SLEEPS = {"asyncio.sleep", "time.sleep", "anyio.sleep", "anyio.sleep_until", "anyio.sleep_forever"}
 MOCKS = ("unittest.mock", "mock", "pytest_mock")
-MAY_SLEEP = ("harness", "proxy", "servers")
+MAY_SLEEP = ("harness", "proxy", "servers", "kubernetes_server", "service")
 PATCHING = {"setattr", "delattr", "setitem", "delitem"}
 
 

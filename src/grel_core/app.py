@@ -3,8 +3,6 @@
 import asyncio
 import logging
 import math
-import multiprocessing
-import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from importlib.metadata import entry_points
@@ -16,6 +14,7 @@ from grel_core.coordination.drain import holders, settled
 from grel_core.coordination.election import LeaderElection
 from grel_core.coordination.leading import LeaderLoop
 from grel_core.coordination.leased import LockPrimitive
+from grel_core.coordination.scope import check_scope, declared_environment
 from grel_core.errors import CoordinationBackendError, OutOfContextError
 from grel_core.lease.backend import LeaseBackend, positive
 from grel_core.providers.base import Provider
@@ -25,7 +24,6 @@ logger = logging.getLogger("grel")
 A = TypeVar("A")
 F = TypeVar("F", bound=Callable[[], Awaitable[Any]])
 
-ENVIRONMENTS = ("development", "test", "staging", "production")
 LAST_SHARE = 0.2
 """Share of `drain_timeout` that is kept for cancelled work to end in."""
 
@@ -52,10 +50,7 @@ class Grelmicro(Openable):
         single_process: bool = False,
         drain_timeout: float = 3.0,
     ) -> None:
-        self.environment = environment or os.environ.get("GREL_ENVIRONMENT") or "development"
-        if self.environment not in ENVIRONMENTS:
-            what = "environment" if environment else "GREL_ENVIRONMENT"
-            raise ValueError(f"{what} is {self.environment!r}; use one of {', '.join(ENVIRONMENTS)}")
+        self.environment = declared_environment(environment)
         self.single_process = single_process
         self.drain_timeout = positive("drain_timeout", drain_timeout)
         self._providers: dict[Any, Provider] = {}
@@ -115,11 +110,11 @@ class Grelmicro(Openable):
         return self
 
     def _add_election(self, election: LeaderElection) -> LeaderElection:
-        if self._elections.setdefault(election.name, election) is not election:
-            raise ValueError(
-                f"there is an election named {election.name!r} already; use micro.election(name) to share it"
-            )
-        self._start(election)
+        if (known := self._elections.get(election.name)) is None:
+            self._elections[election.name] = election
+            self._start(election)
+        elif known is not election:
+            raise ValueError(f"there is an election named {election.name!r} already; micro.election(name) shares it")
         return election
 
     def election(self, name: str = "default") -> LeaderElection:
@@ -169,23 +164,23 @@ class Grelmicro(Openable):
         if self._wired:
             return
         self._wired = True
-        coordinations = [item for item in self._components.values() if isinstance(item, Coordination)]
-        if len(self._providers) == 1:
-            (provider,) = self._providers.values()
-            if ("coordination", "default") not in self._components:
-                coordinations.append(Coordination())
-                self._components["coordination", "default"] = coordinations[-1]
-            for coordination in coordinations:
+        lone = list(self._providers.values()) if len(self._providers) == 1 else []
+        if lone:
+            self._components.setdefault(("coordination", "default"), Coordination())
+        for coordination in self._coordinations:
+            for provider in lone:
                 coordination.adopt(provider)
-        for coordination in coordinations:
             coordination.replace_stores(lambda store: self._stores.setdefault(store.identity(), store))
+
+    @property
+    def _coordinations(self) -> list[Coordination]:
+        return [component for component in self._components.values() if isinstance(component, Coordination)]
 
     @property
     def stores(self) -> list[LeaseBackend]:
         """Every place where this app keeps something."""
         self._wire()
-        coordinations = [item for item in self._components.values() if isinstance(item, Coordination)]
-        used = [store for coordination in coordinations for store in coordination.stores]
+        used = [store for coordination in self._coordinations for store in coordination.stores]
         return list(dict.fromkeys([*self._providers.values(), *used]))
 
     def describe(self) -> dict[str, Any]:
@@ -270,12 +265,16 @@ class Grelmicro(Openable):
             logger.warning("closing failed (%s), with another error on its way", type(error).__name__)
 
     async def _open(self) -> None:
-        self._check_scope()
+        if not self.single_process:
+            check_scope(self.stores, self.environment)
         async with AsyncExitStack() as stack:
             for provider in self._providers.values():
                 await stack.enter_async_context(provider)
             for component in self._components.values():
                 await stack.enter_async_context(component)
+            with bound(self):
+                for election in self._elections.values():
+                    _ = election.backend  # one that is kept nowhere would only crash in the background
             stack.push_async_callback(self._end_work)
             self._launched = True
             for work in (*self._elections.values(), *self._tasks):
@@ -342,23 +341,3 @@ class Grelmicro(Openable):
 
     async def _close(self) -> None:
         await self._stack.aclose()
-
-    def _check_scope(self) -> None:
-        local = [store for store in self.stores if store.scope == "process"]
-        if not local or self.single_process:
-            return
-        if self.environment in {"staging", "production"}:
-            raise CoordinationBackendError(
-                f"{local[0]!r} keeps its state in one process, and the environment is {self.environment}; use Redis, "
-                "PostgreSQL or SQLite, or say Grelmicro(single_process=True) if there is but one process"
-            )
-        if _several_workers():
-            logger.warning(
-                "%r keeps its state in one process, and there are several workers: each has its own", local[0]
-            )
-
-
-def _several_workers() -> bool:
-    """Whether this looks like one of several worker processes of a web server."""
-    concurrency = os.environ.get("WEB_CONCURRENCY", "")
-    return multiprocessing.parent_process() is not None or (concurrency.isdigit() and int(concurrency) > 1)

@@ -58,7 +58,7 @@ class App(Protocol):
 
 _current: ContextVar[tuple[App, ...]] = ContextVar("grel_current_apps", default=())
 """The apps in whose scope this code runs, the innermost one last."""
-_request: ContextVar[bool] = ContextVar("grel_in_request", default=False)
+_request: ContextVar["Request | None"] = ContextVar("grel_request", default=None)
 _installed: list[App] = []
 """Open apps that were installed into a framework: code that runs outside of any request finds them here."""
 
@@ -80,13 +80,22 @@ def current_app() -> App:
     )
 
 
+class Request:
+    """Stands for one request of a web app, in whichever thread it is served."""
+
+
+def current_request() -> Request | None:
+    """The request that this code serves; None outside of any."""
+    return _request.get()
+
+
 def check_admission() -> None:
     """Let work in, unless it comes from a request and the app is closing.
 
     Raises:
         ShuttingDownError: it is.
     """
-    if _request.get() and any(app.draining for app in _current.get()[-1:]):
+    if _request.get() is not None and any(app.draining for app in _current.get()[-1:]):
         raise ShuttingDownError("the app is shutting down and takes no new leases; send the request to another replica")
 
 
@@ -106,7 +115,7 @@ def leave(app: App) -> None:
 @contextmanager
 def bound(app: App, *, request: bool = False) -> Iterator[None]:
     """Make `app` the current one for the body; `request` marks work that a drain refuses."""
-    before = _request.set(request)
+    before = _request.set(Request() if request else None)
     enter(app)
     try:
         yield

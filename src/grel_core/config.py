@@ -16,8 +16,6 @@ logger = logging.getLogger("grel")
 
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 """A positive, finite number of seconds."""
-SecondsOrZero = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-"""A finite number of seconds that may be 0."""
 
 _TRUE = {"1", "true", "yes", "on"}
 

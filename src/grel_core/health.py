@@ -45,6 +45,7 @@ class Report:
 def report(app: Grelmicro) -> Report:
     """The health of `app`, from memory."""
     checks: dict[str, Check] = {}
+    # Sorted, so that of two with one name the worse one shows.
     for store in sorted(app.stores, key=lambda store: store.failing_since is not None):
         failing = store.failing_since is not None
         checks[f"coordination:{type(store).__name__}"] = Check(
@@ -53,7 +54,7 @@ def report(app: Grelmicro) -> Report:
     for name, election in app.elections.items():
         state = "leading" if election.is_leader() else "following"
         checks[f"election:{name}"] = Check("ok" if election.is_running() else "error", detail=state)
-    for supervised in app.supervised:
+    for supervised in sorted(app.supervised, key=lambda supervised: supervised.crashes):
         if crashes := supervised.crashes:
             status: Literal["degraded", "error"] = "error" if crashes > TOO_MANY else "degraded"
             checks[f"task:{supervised.work.name}"] = Check(

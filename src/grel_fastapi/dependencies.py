@@ -178,7 +178,7 @@ class Holding:
             logger.warning("lock %r: cancelled, but its thread is at work; the lease is left to run out", self._shown)
             return
         try:
-            await end(self._keeper, self._handle, exc)
+            await end(self._keeper, exc)
         except LockReleaseError as error:
             # The endpoint was protected until its end, and its answer is good.
             logger.warning("lock %r: could not be given back (%s)", self._shown, type(error.__cause__).__name__)

@@ -212,6 +212,8 @@ async def test_on_lost_decides_what_a_lost_lease_means_to_an_endpoint_that_ends(
         await eventually(inside.is_set)
         await store.advance(70)
         await passing(30)
+        if kind == "sync":
+            assert not exchange.task.done(), "it was answered while its thread was at work"
         lost.set()
         assert (await exchange.ended()).status == status
 
@@ -408,6 +410,8 @@ async def test_a_request_gets_the_lock_as_soon_as_it_is_free(app: FastAPI, store
         async with held_elsewhere(store):
             await waiting(store)
         assert (await exchange.ended()).status == 200
+        await asyncio.sleep(0)
+        assert not [task for task in asyncio.all_tasks() if task.get_name() in {"grel: look", "grel: watch"}]
 
 
 async def waiting(store: MemoryHarness, count: int = 1) -> None:

@@ -224,6 +224,7 @@ async def test_a_sync_endpoint_ends_before_somebody_else_leads(
         assert go.wait(60)
 
     async with started(app), rival, Exchange(app, "/") as exchange:
+        rival.election()  # takes part from here on
         await eventually(inside.is_set)
         resigning = asyncio.create_task(micro.election().step_down(stay_out=60))
         await passing(1)
@@ -391,6 +392,25 @@ async def test_a_guarded_stream_ends_with_the_lead(app: FastAPI, micro: Grelmicr
         await exchange.ended()
         assert closed.is_set()
         assert isinstance(exchange.task.exception(), NotLeaderError | RuntimeError)
+
+
+async def test_a_guarded_stream_takes_no_step_without_the_lead(micro: Grelmicro) -> None:
+    made: list[int] = []
+
+    @leader_only
+    async def numbers() -> AsyncIterator[int]:
+        for number in range(10):
+            made.append(number)
+            yield number
+
+    async with micro:
+        stream = numbers()
+        assert await anext(stream) == 0
+        await micro.election().step_down(stay_out=0.1)
+        await leading(micro)
+        with pytest.raises(NotLeaderError):
+            await anext(stream)  # it leads again, but that is another term
+        assert made == [0]
 
 
 def test_a_generator_that_is_not_async_is_refused() -> None:

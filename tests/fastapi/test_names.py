@@ -39,8 +39,8 @@ async def test_one_value_spelled_in_many_ways_is_one_lock(app: FastAPI) -> None:
     async def uuid(order_id: UUID, order: Order) -> str:
         return order.name
 
-    @app.get("/convertor/{order_id:int}")
-    async def convertor(order_id: int, order: Order) -> str:
+    @app.get("/converter/{order_id:int}")
+    async def converter(order_id: int, order: Order) -> str:
         return order.name
 
     @app.get("/bare/{order_id}")
@@ -53,7 +53,7 @@ async def test_one_value_spelled_in_many_ways_is_one_lock(app: FastAPI) -> None:
 
     uuids = ["6F9619FF-8B86-D011-B42D-00CF4FC964FF", "6f9619ff8b86d011b42d00cf4fc964ff"]
     async with serving(app) as client:
-        for path in ("/n/7", "/n/007", "/n/+7", "/n/%37", "/convertor/007", "/annotated/07", "/bare/7"):
+        for path in ("/n/7", "/n/007", "/n/+7", "/n/%37", "/converter/007", "/annotated/07", "/bare/7"):
             assert (await client.get(path)).json() == "order:7", path
         assert {(await client.get(f"/uuid/{one}")).json() for one in uuids} == {f"order:{UUID(uuids[0])}"}
 
@@ -104,7 +104,7 @@ async def test_values_cannot_run_into_each_other(app: FastAPI) -> None:
     """59."""
 
     @app.get("/{a}/{b:path}")
-    async def take(a: str, b: str, held: Annotated[LockHandle, Depends(held_lock("p:{a}:{b}"))]) -> str:
+    async def take(a: str, held: Annotated[LockHandle, Depends(held_lock("p:{a}:{b}"))]) -> str:
         return held.name
 
     async with serving(app) as client:

@@ -1,7 +1,7 @@
 """One process of several that want the same lock: `python -m tests.system.contender WHERE TASKS SECONDS LOG`.
 
 It says "ready", waits for a line on its standard input, and appends `token start end process task` to the log for each
-time it was inside. `WHERE` is a Redis URL or the path of a SQLite file.
+time it was inside. `WHERE` is a URL of Redis or PostgreSQL, or the path of a SQLite file.
 """
 
 import asyncio
@@ -19,6 +19,10 @@ HOLD = 0.01
 
 def provider_for(where: str) -> Provider:
     """The provider that `where` stands for."""
+    if where.startswith("postgresql://"):
+        from grel_core.providers.postgres import PostgresProvider
+
+        return PostgresProvider(where)
     if "://" in where:
         from grel_core.providers.redis import RedisProvider
 

@@ -240,11 +240,15 @@ async def test_a_lock_made_before_the_app_finds_it_and_nothing_outside_of_it() -
 
 
 async def test_current_is_the_innermost_app_and_ends_with_it() -> None:
-    outer, inner = Grelmicro(uses=[Place()]), Grelmicro(uses=[Other()])
+    outer, inner, third = (Grelmicro(uses=[Place()]) for _ in range(3))
     async with outer:
         assert Grelmicro.current() is outer
         async with inner:
             assert Grelmicro.current() is inner
+            for again in (outer, third):
+                async with again:
+                    assert Grelmicro.current() is again
+                assert Grelmicro.current() is inner
         assert Grelmicro.current() is outer
     with pytest.raises(OutOfContextError):
         Grelmicro.current()
@@ -395,10 +399,13 @@ async def test_an_election_moves_to_an_override_and_back_without_a_crash() -> No
         await election.wait_for_leader()
         assert await led(real)
         async with micro.override(Coordination(fake)):
-            await eventually(lambda: led(fake))
+            await eventually(lambda: led(fake), within=0.1)
             assert not await led(real)
             assert election.is_leader()
-        await eventually(lambda: led(real))
+        await eventually(lambda: led(real), within=0.1)
+        async with micro.override(Coordination(fake)):
+            assert await election.step_down(stay_out=10)  # before it noticed: it is the old lead that is given back
+            assert not await led(real)
         assert not any(supervised.crashes for supervised in micro.supervised)
 
 
@@ -420,11 +427,13 @@ async def test_describe_tells_what_there_is_and_no_secret() -> None:
 
 async def test_what_has_to_be_opened_cannot_be_added_to_an_open_app() -> None:
     async with Grelmicro(uses=[Place()]) as micro:
-        for late in (Other(), Coordination(name="late"), Coordination):
+        for part in (Other(), Coordination(name="late"), Coordination):
             with pytest.raises(CoordinationError, match="open already"):
-                micro.use(late)
-        micro.use(LeaderElection("late"))
+                micro.use(part)
+        late = LeaderElection("late")
+        micro.use(late).use(late)
         await micro.election("late").wait_for_leader()
+        assert len(micro.supervised) == 1
 
 
 async def test_a_framework_that_nobody_knows_is_refused_by_name() -> None:

@@ -139,7 +139,21 @@ async def test_a_request_behind_a_waiter_that_is_none_is_refused_at_once_too() -
         await (await first).release()
 
 
-async def test_a_thread_keeps_its_lease_when_the_app_closes_without_it() -> None:
+async def test_work_whose_lease_ran_out_is_not_waited_for_any_more() -> None:
+    async with timed(Grelmicro(uses=[Place()], drain_timeout=3)) as took:
+        task = asyncio.create_task(lapsing())
+        await passing(6)
+    assert took[0] < 0.01
+    task.cancel()
+    await asyncio.wait([task])
+
+
+async def lapsing() -> None:
+    await Lock("cart", lease_duration=5).acquire()
+    await passing(60)
+
+
+async def test_a_thread_keeps_its_lease_when_the_app_closes_without_it(caplog: pytest.LogCaptureFixture) -> None:
     place = Place()
     entered, end = threading.Event(), threading.Event()
     seen: list[object] = []
@@ -159,7 +173,8 @@ async def test_a_thread_keeps_its_lease_when_the_app_closes_without_it() -> None
         await eventually(entered.is_set)
     assert took[0] <= 1.0
     assert place._records[Key(LOCK, "cart")].holder is not None
-    await passing(25)  # past the time of a renewal: nobody renews any more, and nobody complains
+    await passing(25)  # past the time of a renewal
+    assert caplog.text.count("its backend is closed; the lease is left to run out") == 1
     end.set()
     await thread
     assert seen[1] is False
@@ -205,6 +220,7 @@ async def test_closing_never_takes_longer_than_the_drain_timeout_whatever_will_n
             await event.wait()
     assert took[0] <= drain_timeout
     assert place._records[election._campaign._key].holder is not None  # its body goes on: the lease is left
+    assert not [task for task in asyncio.all_tasks() if task.get_name().startswith("grel: resign")]
     end.set()
     await asyncio.wait(tasks)
 

@@ -89,6 +89,13 @@ async def test_more_than_three_crashes_in_a_minute_make_the_app_not_ready() -> N
         assert seen.checks["task:work"].critical
 
 
+async def test_of_two_tasks_of_one_name_the_worse_one_shows() -> None:
+    for works in ([Work(1000), Work(1)], [Work(1), Work(1000)]):
+        async with Grelmicro(uses=[Place(), *works]) as micro:
+            await passing(10)
+            assert not report(micro).ready
+
+
 async def test_health_says_no_more_than_fixed_words_and_numbers() -> None:
     async with Grelmicro(uses=[Place(), Work(2)]) as micro:
         await passing(1)

@@ -55,7 +55,7 @@ async def test_a_provider_that_only_one_kind_uses_is_opened(kind: str) -> None:
 async def test_when_a_later_part_fails_to_open_the_earlier_ones_are_closed() -> None:
     log: list[str] = []
     bad = Place("bad", log, broken="open")
-    micro = Grelmicro(uses=[Place("good", log), Other("fine", log), bad, LeaderElection("jobs")])
+    micro = Grelmicro(uses=[Place("good", log), Other("fine", log), bad])
     with pytest.raises(ConnectionError, match="bad is down"):
         async with micro:
             pytest.fail("it opened")

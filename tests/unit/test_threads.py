@@ -16,7 +16,7 @@ from grel_core import Grelmicro, NotStartedError, OutOfContextError, ShuttingDow
 from grel_core.component import bound
 from grel_core.coordination import Lock, LockHandle, LockNotOwnedError, LockReentrantError, LockTimeoutError
 from grel_core.coordination.hold import _warn_pool
-from grel_core.coordination.owner import ThreadOwner, current_thread, thread
+from grel_core.coordination.owner import current_thread, thread
 from grel_core.lease.names import LOCK, Key
 from grel_core.threads import EventLoopDeadlockError, call_in_loop
 from tests.harness import eventually
@@ -227,7 +227,7 @@ async def test_the_operations_by_thread_id_act_for_that_thread() -> None:
 
 
 async def test_each_thread_has_one_owner_for_life() -> None:
-    owners: list[ThreadOwner] = []
+    owners: list[object] = []
 
     def ask() -> None:
         owners.extend([current_thread(), current_thread(), thread(threading.get_ident())])

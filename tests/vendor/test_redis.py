@@ -200,7 +200,7 @@ async def test_opening_fails_in_time_and_leaves_nothing_where_nobody_answers(mak
     async with Proxy(port=valkey_server.port) as proxy:
         proxy.replies.lost = True
         provider = make(port=proxy.listening, backend_timeout=0.3)
-        assert 0.25 < await seconds(provider.__aenter__()) < 0.6
+        assert await seconds(provider.__aenter__()) < 0.6
         proxy.replies.lost = False
         async with provider:
             await provider.check()

@@ -132,25 +132,26 @@ class Attempt(Generic[Handle]):
         sent = self._loop.time()
         self._doubt = True
         answer = await self._store.take(self._key, self._token, self._duration, shared=self._lock.shared, queue=queue)
-        self._error = self._store.failing_since = None
+        self._error = None
         if isinstance(answer, Busy):
             self._doubt = bool(queue)
             return answer
-        deadline = sent + self._duration * (1 - MARGIN)
-        if self._loop.time() >= deadline:
+        if self._loop.time() >= sent + self._duration * (1 - MARGIN):
             # The answer took a whole lease: someone else may be in by now, and this token must not come back.
             self._store.give_back(self._key, self._token, self._duration)
             self._token, self._doubt = new_token(self._wish.identity), False
             return Busy(0)
-        return self._lock.handle_type(self._lock, self._store, self._key, self._token, answer, self._owner, deadline)
+        return self._lock.handle_type(
+            self._lock, self._store, self._key, self._token, answer, self._owner, sent, self._duration
+        )
 
     def _tolerable(self, error: Exception, deadline: float | None) -> bool:
         """Whether trying again could still help."""
         if not self._store.transient(error):
             return False
         self._error = error
-        if self._store.failing_since is None:
-            self._store.failing_since = self._loop.time()
+        self._store.failed()
         # Those who stood in line meanwhile give up together; an old failure says nothing to a newcomer.
-        since = max(self._store.failing_since, self._began)
-        return deadline is not None or self._loop.time() - since < self._duration
+        now, failing_since = self._loop.time(), self._store.failing_since
+        since = max(now if failing_since is None else failing_since, self._began)
+        return deadline is not None or now - since < self._duration

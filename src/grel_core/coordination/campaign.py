@@ -166,11 +166,9 @@ class Campaign:
                 term = self._term
                 pause = await (self._renew(store, config, term) if term else self._ask(store, config))
         except Exception as error:  # noqa: BLE001 - any failure of the backend is reported, and the campaign goes on
-            if store.failing_since is None:
-                store.failing_since = loop.time()
-            self._report(error, loop.time(), store.failing_since, config)
+            store.failed()
+            self._report(error, loop.time(), store.failing_since or loop.time(), config)
             return _jittered(config)
-        store.failing_since = None
         return pause
 
     async def _ask(self, store: LeaseBackend, config: LeaderElectionConfig) -> float:
@@ -183,6 +181,8 @@ class Campaign:
         answer = await store.take(
             self._key, token, config.lease_duration, queue=config.lease_duration, meta=self._candidate.metadata
         )
+        if self._token != token:
+            return 0  # given up meanwhile: what gives it back was sent behind the request
         if isinstance(answer, Busy):
             await self._look(store)
             if not hears:

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary
@@ -52,6 +52,19 @@ class Holder(Protocol):
         ...
 
 
+class Keeping(Protocol):
+    """Who keeps a lease alive."""
+
+    def moved(self) -> None:
+        """The deadline is another one."""
+
+    def gone(self, reason: str) -> None:
+        """The lease was lost, and why."""
+
+    def follow(self, successor: "LockHandle") -> None:
+        """Another handle stands for the same claim now."""
+
+
 _holdings: WeakKeyDictionary[object, list["LockHandle"]] = WeakKeyDictionary()
 """What each task and thread of this process holds. An owner that ends takes its entry along."""
 
@@ -98,17 +111,26 @@ class LockHandle:
     """
 
     def __init__(
-        self, lock: Holder, store: LeaseBackend, key: Key, token: str, grant: Grant, owner: object, deadline: float
+        self,
+        lock: Holder,
+        store: LeaseBackend,
+        key: Key,
+        token: str,
+        grant: Grant,
+        owner: object,
+        sent: float,
+        duration: float,
     ) -> None:
         self.name = key.name
         self.lost = Lost(self)
         self.lock, self.store, self.key = lock, store, key
         self.released = False
-        self.deadline = deadline
+        self.duration = duration
+        """Seconds that the lease was last granted for."""
+        self.deadline = sent + duration * (1 - MARGIN)
         """Loop time until which the lease is surely ours: counted from before the request was sent."""
-        self.moved: Callable[[], None] | None = None
-        self.gone: Callable[[str], None] | None = None
-        """For the one who keeps the lease alive: its deadline moved; it was lost, and why."""
+        self.keeper: Keeping | None = None
+        """Who keeps the lease alive, if anybody does."""
         self._loop = asyncio.get_running_loop()
         self.least = 0.0
         """Seconds, from the acquire on, before whose end the name is not given back."""
@@ -184,9 +206,9 @@ class LockHandle:
                 self.store.give_back(self.key, self._token, duration)
             self.lose("its lease ran out")
             raise LockNotOwnedError(f"{self._what}: its lease ran out; the protected work may have overlapped")
-        self.deadline = sent + duration * (1 - MARGIN)
-        if self.moved:
-            self.moved()
+        self.duration, self.deadline = duration, sent + duration * (1 - MARGIN)
+        if self.keeper is not None:
+            self.keeper.moved()
         return self
 
     async def release(self) -> None:
@@ -203,14 +225,34 @@ class LockHandle:
             with failing_as(LockReleaseError, self._what):
                 gone = not await self.store.drop(self.key, self._token, least=self.least)
         except asyncio.CancelledError:
-            await finish(self.store.give_back(self.key, self._token, self.store.backend_timeout))
-            self.forget()
+            await finish(self._give_back(self.store.backend_timeout))
             raise
         # Only once the backend has answered: a release that failed can then be tried again.
         self.forget()
         if gone:
             self._reason = self._reason or "its lease ran out"
             raise LockNotOwnedError(f"{self._what}: its lease ran out; the protected work may have overlapped")
+
+    async def leave(self, exc: BaseException | None) -> None:
+        """Give the lock back at the end of a body that failed with `exc`, if it did: then that counts more.
+
+        Nobody tries again after this, so what fails now goes on in the background.
+
+        Raises:
+            LockNotOwnedError, LockReleaseError: as `release`, if the body did not fail.
+        """
+        try:
+            await self.release()
+        except LockBackendError as error:
+            if not self.released:
+                self._give_back(self.duration)
+            if exc is None:
+                raise
+            logger.warning("%s (raised while another error was on its way)", error)
+
+    def _give_back(self, within: float) -> asyncio.Task[bool]:
+        self.forget()
+        return self.store.give_back(self.key, self._token, within, least=self.least)
 
     @property
     def from_thread(self) -> "ThreadHandle":
@@ -223,8 +265,8 @@ class LockHandle:
             return
         self._told = True
         self._reason = self._reason or reason
-        if self.gone:
-            self.gone(self._reason)
+        if self.keeper is not None:
+            self.keeper.gone(self._reason)
         self._settle()
 
     def forget(self) -> None:

@@ -12,7 +12,7 @@ from grel_core.coordination.handle import LockHandle
 from grel_core.coordination.keeper import Keeper
 from grel_core.coordination.owner import current_task, current_thread
 from grel_core.coordination.tether import Tether
-from grel_core.errors import LockBackendError, LockLostError, LockNotOwnedError
+from grel_core.errors import LockLostError, LockNotOwnedError
 from grel_core.lease.backend import LeaseBackend, positive
 from grel_core.threads import call_in_loop
 
@@ -46,16 +46,6 @@ def check_timeout(timeout: float | None, *, what: str = "timeout", zero: bool = 
     return positive(what, timeout)
 
 
-async def release_after(handle: LockHandle, exc: BaseException | None) -> None:
-    """Give `handle` back. An error on the way is only logged when the body failed: its own error counts more."""
-    try:
-        await handle.release()
-    except LockBackendError as error:
-        if exc is None:
-            raise
-        logger.warning("%s (raised while another error was on its way)", error)
-
-
 class Hold(Generic[Handle]):
     """`async with lock.hold() as handle:`; see `Lock.hold`."""
 
@@ -78,13 +68,13 @@ class Hold(Generic[Handle]):
         try:
             self._tether.__exit__(exc_type, exc, traceback)
         except LockLostError as lost:
-            await end(self._keeper, self._handle, lost)
+            await end(self._keeper, lost)
             raise
-        await end(self._keeper, self._handle, exc)
+        await end(self._keeper, exc)
 
 
-async def end(keeper: Keeper, handle: LockHandle, exc: BaseException | None) -> None:
-    """Stop renewing, then give `handle` back; both, however often this is cancelled.
+async def end(keeper: Keeper, exc: BaseException | None) -> None:
+    """Stop renewing, then give back what was kept; both, however often this is cancelled.
 
     Raises:
         LockLostError: the lease was lost meanwhile, and no error of the body says more.
@@ -93,16 +83,12 @@ async def end(keeper: Keeper, handle: LockHandle, exc: BaseException | None) -> 
     try:
         await keeper.stop()
     finally:
+        handle = keeper.handle
         reason = handle.reason
         try:
-            await handle.release()
-        except LockBackendError as error:
-            if exc is not None:
-                logger.warning("%s (raised while another error was on its way)", error)
-            elif reason is not None or isinstance(error, LockNotOwnedError):
-                raise lost_error(handle, reason or handle.reason or "it was given back") from error
-            else:
-                raise
+            await handle.leave(exc)
+        except LockNotOwnedError as error:
+            raise lost_error(handle, reason or handle.reason or "it was given back") from error
     if exc is None and reason is not None:
         raise lost_error(handle, reason)
 
@@ -132,7 +118,7 @@ class ThreadLockAdapter(Generic[Handle]):
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
         handle = self._lock.handle_of(current_thread())
-        self._call(lambda: release_after(handle, exc))
+        self._call(lambda: handle.leave(exc))
 
     def acquire(self, *, timeout: float | None = None) -> Handle:
         """As `Lock.acquire`. Give a timeout in a web framework's thread pool: a waiting thread is one less for all."""
@@ -178,9 +164,9 @@ class ThreadLockAdapter(Generic[Handle]):
         try:
             yield handle
         except BaseException as exc:
-            self._call(lambda exc=exc: end(keeper, handle, exc))  # type: ignore[misc]  # mypy cannot type the default
+            self._call(lambda exc=exc: end(keeper, exc))  # type: ignore[misc]  # mypy cannot type the default
             raise
-        self._call(lambda: end(keeper, handle, None))
+        self._call(lambda: end(keeper, None))
 
     def _call(self, body: Callable[[], Coroutine[Any, Any, T]]) -> T:
         return call_in_loop(self._lock.store.loop, body)

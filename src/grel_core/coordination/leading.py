@@ -26,7 +26,8 @@ class LeaderLoop:
         await self.election.lead(self._loop, repeat=True)
 
     async def _loop(self) -> None:
-        while True:
+        # Asked again each time: a function that swallows its cancellation must not go on beside the next leader.
+        while self.election.is_leader():
             try:
                 await self._function()
             except Exception:

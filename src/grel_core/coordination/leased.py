@@ -13,7 +13,7 @@ from grel_core.component import check_admission, current_app
 from grel_core.config import BaseLockConfig, Reconfigurable, Seconds
 from grel_core.coordination.attempt import Attempt
 from grel_core.coordination.handle import LockHandle, failing_as, held_by
-from grel_core.coordination.hold import Hold, ThreadLockAdapter, check_timeout, release_after
+from grel_core.coordination.hold import Hold, ThreadLockAdapter, check_timeout
 from grel_core.coordination.owner import current_task
 from grel_core.errors import (
     CoordinationError,
@@ -157,7 +157,7 @@ class BaseLock(LockPrimitive[Handle], Reconfigurable[LockConfig]):
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        await release_after(self.handle_of(current_task()), exc)
+        await self.handle_of(current_task()).leave(exc)
 
     def hold(self, *, timeout: float | None = None, max_hold: float | None = None) -> "Hold[Handle]":
         """`async with lock.hold() as handle:` holds the lock, renewed in the background, until the body ends.

@@ -5,6 +5,8 @@ import secrets
 import threading
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
+from grel_core.component import Request, current_request
+
 
 class ThreadOwner:
     """Stands for one worker thread and goes away with it: the ids of dead threads are used again, this is not."""
@@ -28,8 +30,14 @@ def current_task() -> asyncio.Task[object]:
     return task
 
 
-def current_thread() -> ThreadOwner:
-    """The calling thread's owner."""
+def current_thread() -> ThreadOwner | Request:
+    """Who asks from a thread: the request that it serves, else the thread.
+
+    A web framework runs the parts of one request in whichever threads are free: a `yield` dependency may take a lock in
+    one and give it back in another, while the first one serves somebody else.
+    """
+    if (request := current_request()) is not None:
+        return request
     owner: ThreadOwner | None = getattr(_local, "owner", None)
     if owner is None:
         owner = _local.owner = _unborn.pop(threading.current_thread(), None) or ThreadOwner()
@@ -59,6 +67,3 @@ def new_token(worker: str) -> str:
 def identity(token: str) -> str:
     """The part of a token that may be shown."""
     return token.rpartition(".")[0] or "unknown"
-
-
-__all__ = ["ThreadOwner", "current_task", "current_thread", "identity", "new_token", "thread"]

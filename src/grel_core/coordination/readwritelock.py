@@ -4,7 +4,7 @@ from typing import Any, ClassVar, Self
 from uuid import UUID
 
 from grel_core.config import Reconfigurable, checked, load_config
-from grel_core.coordination.handle import MARGIN, LockHandle, failing_as
+from grel_core.coordination.handle import LockHandle, failing_as
 from grel_core.coordination.leased import BaseLock, LockConfig
 from grel_core.coordination.owner import current_task
 from grel_core.errors import (
@@ -70,7 +70,10 @@ class WriteGuard(_Guard):
             self.lose("its lease ran out")
             raise LockNotOwnedError(f"{self.key.kind} {self.name!r}: its lease ran out; the work may have overlapped")
         self.forget()
-        return ReadGuard(lock, self.store, self.key, self.token, grant, owner, sent + duration * (1 - MARGIN))
+        reader = ReadGuard(lock, self.store, self.key, self.token, grant, owner, sent, duration)
+        if self.keeper is not None:
+            self.keeper.follow(reader)
+        return reader
 
 
 class _Side(Reconfigurable[LockConfig]):
@@ -166,7 +169,7 @@ class ReadWriteLock(Reconfigurable[ReadWriteLockConfig]):
     def reconfigure(self, new_config: ReadWriteLockConfig) -> None:
         """Use `new_config` from the next operation on, on both sides; errors as for `Lock`."""
         super().reconfigure(new_config)
-        self.read._config = self.write._config = new_config
+        self.read._config = self.write._config = self._config
 
     @property
     def backend(self) -> ReadWriteLockBackend:

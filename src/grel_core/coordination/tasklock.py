@@ -15,7 +15,7 @@ from grel_core.coordination.keeper import Keeper
 from grel_core.coordination.leased import LockPrimitive
 from grel_core.coordination.owner import ThreadOwner, current_task, current_thread
 from grel_core.coordination.tether import Tether
-from grel_core.errors import LockAcquireError, LockBackendError, LockReleaseError
+from grel_core.errors import LockAcquireError, LockReleaseError
 from grel_core.lease.names import TASKLOCK
 from grel_core.lease.protocols import LockBackend
 from grel_core.lease.rules import Grant
@@ -198,12 +198,7 @@ class Stay:
                 self._tether.__exit__(type(exc) if exc else None, exc, None)
                 await self._keeper.stop()
         finally:
-            try:
-                await self.handle.release()
-            except LockBackendError as error:
-                if exc is None:
-                    raise
-                logger.warning("%s (raised while another error was on its way)", error)
+            await self.handle.leave(exc)
 
 
 class ThreadTaskLockAdapter:

@@ -4,6 +4,7 @@ import asyncio
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import ClassVar, Literal, TypeVar
 
 from grel_core.clock import from_microseconds
@@ -58,9 +59,13 @@ class LeaseBackend(Openable, ABC):
         self.failing_since: float | None = None
         """Loop time of the first of the failures that go on right now; None while the store answers."""
         self._background: set[asyncio.Task[bool]] = set()
+        self._probe: asyncio.Task[None] | None = None
 
     async def _drain(self) -> None:
         """Wait for give-backs that are under way, at most `backend_timeout`."""
+        if self._probe is not None:
+            self._probe.cancel()
+            await asyncio.wait([self._probe])
         if pending := set(self._background):
             _, late = await asyncio.wait(pending, timeout=self.backend_timeout)
             for task in late:
@@ -93,6 +98,31 @@ class LeaseBackend(Openable, ABC):
         """A watch that is hinted when `key` may be free."""
         return self.watches.watch(key)
 
+    async def ask(self, key: Key, rule: Rule[T]) -> T:
+        """`apply`, and remember whether the store answers."""
+        try:
+            answer = await self.apply(key, rule)
+        except Exception as error:
+            if self.transient(error):
+                self.failed()
+            raise
+        self.failing_since = None
+        return answer
+
+    def failed(self) -> None:
+        """Note that the store does not answer; from now on it is asked now and then whether it does again."""
+        loop = asyncio.get_running_loop()
+        if self.failing_since is None:
+            self.failing_since = loop.time()
+        if self._is_open and (self._probe is None or self._probe.done()):
+            self._probe = loop.create_task(self._await_recovery(), name=f"grel: does {type(self).__name__} answer")
+
+    async def _await_recovery(self) -> None:
+        while self.failing_since is not None:
+            await asyncio.sleep(SAFETY)
+            with suppress(Exception):  # that it fails is what this waits for to end
+                await self.check()
+
     # The verbs.
 
     async def take(
@@ -110,30 +140,30 @@ class LeaseBackend(Openable, ABC):
         With `queue`, a refused caller keeps a place in line for that many seconds.
         """
         rule = Take(token, microseconds(duration), shared, microseconds(queue) if queue else 0, meta)
-        return await self.apply(key, rule)
+        return await self.ask(key, rule)
 
     async def renew(self, key: Key, token: str, duration: float, *, shared: bool = False) -> Grant | None:
         """Hold on for `duration` seconds from now. None: the lease had run out; nothing was acquired."""
-        return await self.apply(key, Renew(token, microseconds(duration), shared))
+        return await self.ask(key, Renew(token, microseconds(duration), shared))
 
     async def drop(self, key: Key, token: str, *, least: float = 0) -> bool:
         """Give up what `token` holds on `key`, its place in line included. False when it held nothing.
 
         With `least`, an exclusive claim that began less than so many seconds ago is left to run until then.
         """
-        return await self.apply(key, Release(token, microseconds(least) if least else 0))
+        return await self.ask(key, Release(token, microseconds(least) if least else 0))
 
     async def downgrade(self, key: Key, token: str, duration: float) -> Grant | None:
         """Turn an exclusive claim into a shared one."""
-        return await self.apply(key, Downgrade(token, microseconds(duration)))
+        return await self.ask(key, Downgrade(token, microseconds(duration)))
 
     async def advance(self, key: Key, mark: int) -> bool:
         """Claim a schedule tick."""
-        return await self.apply(key, Advance(mark))
+        return await self.ask(key, Advance(mark))
 
     async def peek(self, key: Key) -> tuple[Record, Instant]:
         """The live record, and when it was so."""
-        return await self.apply(key, Peek())
+        return await self.ask(key, Peek())
 
     async def locked(self, key: Key) -> bool:
         """Whether anyone holds `key`."""
@@ -160,23 +190,24 @@ class LeaseBackend(Openable, ABC):
             fencing_token=record.fence,
         )
 
-    def give_back(self, key: Key, token: str, within: float) -> asyncio.Task[bool]:
-        """Drop whatever `token` may hold, in the background, trying for `within` seconds.
+    def give_back(self, key: Key, token: str, within: float, *, least: float = 0) -> asyncio.Task[bool]:
+        """Drop whatever `token` may hold, in the background, trying for `within` seconds; `least` as for `drop`.
 
         For claims whose fate is unknown, because their caller was cancelled or the answer got lost. After `within`
         the lease has run out anyway. The task is waited for when the backend closes.
         """
         loop = asyncio.get_running_loop()
-        task = loop.create_task(self._give_back(key, token, loop.time() + within), name=f"grel: give back {key.kind}")
+        work = self._give_back(key, token, loop.time() + within, least)
+        task = loop.create_task(work, name=f"grel: give back {key.kind}")
         self._background.add(task)
         task.add_done_callback(self._background.discard)
         return task
 
-    async def _give_back(self, key: Key, token: str, deadline: float) -> bool:
+    async def _give_back(self, key: Key, token: str, deadline: float, least: float) -> bool:
         loop, pause = asyncio.get_running_loop(), 0.05
         while True:
             try:
-                return await self.drop(key, token)
+                return await self.drop(key, token, least=least)
             except Exception as error:  # noqa: BLE001 - nobody waits for this task: what fails is logged
                 if not self.transient(error) or loop.time() + pause >= deadline:
                     logger.warning("%s %r may stay held until its lease ends: %s", key.kind, key.name, describe(error))

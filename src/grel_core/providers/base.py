@@ -11,7 +11,7 @@ from grel_core.lease.backend import LeaseBackend
 class Provider(LeaseBackend):
     """A place where coordination is kept: give it to `Grelmicro(uses=[...])` or to `Coordination(...)`.
 
-    Providers that are `==` share one connection inside an app, whichever of them comes first.
+    Inside an app, providers of one `identity()` share one connection: that of the one that comes first.
     """
 
     variables: ClassVar[tuple[str, ...]] = ()

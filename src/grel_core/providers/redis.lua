@@ -1,10 +1,10 @@
--- The rules of `lease/rules.py` in the dialect that runs on the server; `tests/conformance/test_model.py` holds them equal.
+-- The rules of `lease/rules.py` in the dialect of the server; `tests/conformance/test_model.py` holds them equal.
 --
--- KEYS: the record (a hash), and its shared holders (a sorted set of token by expiry, touched only while there are any).
--- ARGV: verb, retention, 1 if PUBLISH counts every receiver, token or mark, duration or least,
---       and for take: shared, place in line, channel, head start, meta.
+-- KEYS: the record (a hash), and its shared holders (a sorted set, token by expiry, touched only while there are any).
+-- ARGV: verb, retention, 1 if PUBLISH counts every receiver, token or mark, duration or least, and for take:
+--       head start, and where any of these is not empty: shared, place in line, channel, meta.
 -- Fields: v format, f fence, s state (held, free or lapsed), h holder, u until, e ended, t transitions, r when the last
---       shared lease runs out, w the line of waiters, d duration, b since, n renewed, m meta, k mark.
+--       shared lease runs out, w the line of waiters, d duration, b since, n renewed if later than b, m meta, k mark.
 -- Numbers are whole microseconds, which a double holds exactly. They go to Redis as they are: it writes all 16 digits,
 -- where Lua would write 1.79e+15. Few functions, since each of them is made anew at every call.
 
@@ -25,7 +25,8 @@ end
 local fence, state, holder = tonumber(stored[2] or 0), stored[3] or 'free', stored[4]
 local ends, ended, transitions = tonumber(stored[5] or 0), tonumber(stored[6] or 0), tonumber(stored[7] or 0)
 local latest = tonumber(stored[8] or 0)
-local line = stored[9] and stored[9] ~= '' and cjson.decode(stored[9]) or {} -- of {token, until, shared, channel, called}
+-- Who waits: {token, until, shared, channel, called}.
+local line = stored[9] and stored[9] ~= '' and cjson.decode(stored[9]) or {}
 
 -- Ends the exclusive claim: readers that waited for it get their turn.
 local function vacate(into, at)
@@ -42,7 +43,8 @@ local function heirs()
     writer = writer or waiter[3] == 0 and waiter
   end
   for _, waiter in ipairs(line) do
-    if waiter[5] == 1 or not called and (not writer or waiter == writer and latest == 0) then found[waiter[1]] = true end
+    local first = not called and (not writer or waiter == writer and latest == 0)
+    if waiter[5] == 1 or first then found[waiter[1]] = true end
   end
   return found
 end
@@ -108,7 +110,7 @@ elseif reads then
 elseif verb == 'renew' then
   return false
 else
-  local shared, remaining = ARGV[6] == '1', nil
+  local shared, remaining = ARGV[7] == '1', nil
   if state == 'held' then
     remaining = ends - now
   elseif shared and not before[token] then
@@ -117,15 +119,15 @@ else
     end
   elseif not shared and latest > 0 then
     remaining = latest - now
-  elseif not shared and next(before) and not before[token] and now < ended + tonumber(ARGV[9]) then
-    remaining = ended + tonumber(ARGV[9]) - now
+  elseif not shared and next(before) and not before[token] and now < ended + tonumber(ARGV[6]) then
+    remaining = ended + tonumber(ARGV[6]) - now
   end
   if remaining then
     answer = {0, remaining}
-    if ARGV[7] == '0' then return answer end
+    if (ARGV[8] or '0') == '0' then return answer end
     place = place or #line + 1
-    line[place] = line[place] or {token, '', shared and 1 or 0, ARGV[8], 0}
-    line[place][2] = string.format('%.0f', now + tonumber(ARGV[7]))
+    line[place] = line[place] or {token, '', shared and 1 or 0, ARGV[9], 0}
+    line[place][2] = string.format('%.0f', now + tonumber(ARGV[8]))
   else
     if place then table.remove(line, place) end
     if shared then
@@ -136,7 +138,7 @@ else
       transitions = fence > 0 and transitions + 1 or 0
       fence, state, ends = math.max(fence + 1, now), 'held', now + tonumber(ARGV[5])
       answer = {1, fence, lapsed, transitions}
-      fields = {'f', fence, 'h', token, 'u', ends, 't', transitions, 'd', ARGV[5], 'b', now, 'n', now, 'm', ARGV[10]}
+      fields = {'f', fence, 'h', token, 'u', ends, 't', transitions, 'd', ARGV[5], 'b', now, 'm', ARGV[10] or ''}
     end
   end
 end
@@ -147,24 +149,26 @@ if shares then
   latest = tonumber(redis.call('ZREVRANGE', KEYS[2], 0, 0, 'WITHSCORES')[2] or 0)
 end
 
--- Tells the new heirs. A process that does not hear is gone, and loses its places; one without a channel asks by itself.
-local told = {}
-local function tell()
-  local may = heirs()
-  for _, waiter in ipairs(line) do
-    local channel = waiter[4]
-    if may[waiter[1]] and not before[waiter[1]] and channel ~= '' and not told[channel] then
-      told[channel] = true
-      if redis.pcall('PUBLISH', channel, KEYS[1]) == 0 and ARGV[3] == '1' then
-        for i = #line, 1, -1 do
-          if line[i][4] == channel then table.remove(line, i) end
+if line[1] then
+  -- Tells the new heirs. A process that does not hear is gone, and loses its places. One without a channel polls.
+  local told = {}
+  local function tell()
+    local may = heirs()
+    for _, waiter in ipairs(line) do
+      local channel = waiter[4]
+      if may[waiter[1]] and not before[waiter[1]] and channel ~= '' and not told[channel] then
+        told[channel] = true
+        if redis.pcall('PUBLISH', channel, KEYS[1]) == 0 and ARGV[3] == '1' then
+          for i = #line, 1, -1 do
+            if line[i][4] == channel then table.remove(line, i) end
+          end
+          return true
         end
-        return true
       end
     end
   end
+  while tell() do end
 end
-while line[1] and tell() do end
 
 local last = math.max(ended, latest)
 if state == 'held' then last = math.max(last, ends) end

@@ -160,9 +160,10 @@ def arguments(rule: Rule[Any], link: Link) -> list[Argument]:
     counts = int(link.counts)
     match rule:  # not taken apart by the patterns, which is three times as slow
         case rules.Take():
-            meta = json.dumps(dict(rule.meta)) if rule.meta else ""
-            head: list[Argument] = [counts, rule.token, rule.duration]
-            return [*head, int(rule.shared), rule.queue, link.channel, rules.HEAD_START, meta]
+            head: list[Argument] = [counts, rule.token, rule.duration, rules.HEAD_START]
+            if not (rule.shared or rule.queue or rule.meta):
+                return head
+            return [*head, int(rule.shared), rule.queue, link.channel, json.dumps(dict(rule.meta)) if rule.meta else ""]
         case rules.Release():
             return [counts, rule.token, rule.least]
         case rules.Renew() | rules.Downgrade():
@@ -191,7 +192,7 @@ def _seen(reply: list[Any]) -> tuple[Record, Instant]:
         start=int(since),
         duration=int(duration),
         since=int(since),
-        renewed=int(renewed),
+        renewed=max(int(since), int(renewed)),
         meta=json.loads(meta or "{}"),
         lapsed=state == "lapsed",
         ended=ended,

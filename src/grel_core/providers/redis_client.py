@@ -34,7 +34,8 @@ def client_of(url: str, timeout: float) -> Client:
     if not isinstance(url, str):
         raise TypeError(f"RedisProvider takes a URL, not {type(url).__name__}; a client goes to its from_client")
     try:
-        return _client_of(url, {"socket_timeout": timeout, "socket_connect_timeout": timeout, "protocol": 3})
+        # Half of it, so that redis-py is the first to notice a node that hangs, and looks for another one.
+        return _client_of(url, {"socket_timeout": timeout / 2, "socket_connect_timeout": timeout / 2, "protocol": 3})
     except (ValueError, TypeError, RedisError) as error:
         # The URL stays out of the message, and what redis-py says of it too: a password may stand anywhere in it.
         reason = str(error) if isinstance(error, _UrlError) else "redis-py does not understand it"
@@ -111,18 +112,35 @@ class Plain(Link):
     async def call(self, key: str, arguments: list[Argument]) -> Any:
         whose = (key, *arguments[3:4])
         task = self._last[whose] = self.loop.create_task(self._run(self._last.get(whose), key, arguments))
-        task.add_done_callback(lambda done: self._last.pop(whose) if self._last.get(whose) is done else None)
-        return await asyncio.shield(task)
+        timer = self.loop.call_later(self.terms.timeout, self._give_up, task)
+
+        def ended(_: object) -> None:
+            timer.cancel()
+            if not task.cancelled():
+                task.exception()  # seen, also when the caller is gone
+            if self._last.get(whose) is task:
+                del self._last[whose]
+
+        task.add_done_callback(ended)
+        await asyncio.wait([task])
+        if task.cancelled():
+            raise TimeoutError(f"Redis did not answer within {self.terms.timeout} s")
+        return task.result()
+
+    def _give_up(self, task: asyncio.Task[Any]) -> None:
+        """Cancel `task` until it ends: before Python 3.12, redis-py may lose a cancellation in `asyncio.wait_for`."""
+        if not task.done():
+            task.cancel()
+            self.loop.call_later(PAUSE, self._give_up, task)
 
     async def _run(self, before: asyncio.Task[Any] | None, key: str, arguments: list[Argument]) -> Any:
-        async with asyncio.timeout(self.terms.timeout):
-            if before is not None:
-                await asyncio.wait([before])
-            async with self._slots:
-                try:
-                    return await self._client.evalsha(self.sha, 2, key, key + ":r", *arguments)
-                except NoScriptError:
-                    return await self._client.eval(self.terms.script, 2, key, key + ":r", *arguments)
+        if before is not None:
+            await asyncio.wait([before])
+        async with self._slots:
+            try:
+                return await self._client.evalsha(self.sha, 2, key, key + ":r", *arguments)
+            except NoScriptError:
+                return await self._client.eval(self.terms.script, 2, key, key + ":r", *arguments)
 
     async def listen(self) -> bool:
         if self._ears is None:
@@ -173,5 +191,5 @@ class Plain(Link):
         if self._last:
             await asyncio.wait(self._last.values())
         if self._ears is not None:
-            self._ears.cancel()
+            self._give_up(self._ears)
             await asyncio.wait([self._ears])

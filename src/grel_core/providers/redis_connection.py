@@ -5,7 +5,7 @@ import hashlib
 import logging
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -69,7 +69,7 @@ class Link(ABC):
         """Let what is under way end, and disconnect."""
 
     @abstractmethod
-    async def call(self, key: str, arguments: list[Argument]) -> Any:
+    def call(self, key: str, arguments: list[Argument]) -> Awaitable[Any]:
         """Run the script on the record of `key`; the fourth of `arguments` is the token, where there is one."""
 
     async def listen(self) -> bool:
@@ -125,8 +125,9 @@ class Wire(asyncio.BufferedProtocol):
         return call.answer
 
     def _send(self, call: Call) -> None:
-        self._calls.append(call)
+        # Packed first: what cannot be sent must not wait for an answer, or it would get that of the next call.
         packed = hiredis.pack_command(call.command)
+        self._calls.append(call)
         if len(self._calls) == 1:
             self._transport.write(packed)
             return
@@ -163,6 +164,8 @@ class Wire(asyncio.BufferedProtocol):
             return
         word = str(reply).partition(" ")[0]
         if word == "NOSCRIPT" and call.command[0] == "EVALSHA":
+            if call.answer.cancelled():
+                return  # it never ran, and what gives its claim back was sent already: it must not run after that
             self._send(call._replace(command=("EVAL", self._link.terms.script, *call.command[2:])))
             return
         if not call.answer.done():
@@ -221,11 +224,15 @@ class Shared(Link):
     async def open(self) -> None:
         await self._connected()
 
-    async def call(self, key: str, arguments: list[Argument]) -> Any:
+    def call(self, key: str, arguments: list[Argument]) -> Awaitable[Any]:
         wire = self._wire
         if wire is None or wire.gone:
-            # A caller that is cancelled here has sent nothing.
-            wire = await self._connected()
+            return self._call_later(key, arguments)
+        return wire.send("EVALSHA", self.sha, 2, key, key + ":r", *arguments)
+
+    async def _call_later(self, key: str, arguments: list[Argument]) -> Any:
+        # A caller that is cancelled while it waits for a connection has sent nothing.
+        wire = await self._connected()
         return await wire.send("EVALSHA", self.sha, 2, key, key + ":r", *arguments)
 
     async def _connected(self) -> Wire:
@@ -270,6 +277,8 @@ class Shared(Link):
             self.lost()
         else:
             self._wire, self._pause = task.result(), PAUSE
+            if self._later is not None:
+                self._later.cancel()
             self.terms.hint(None)
 
     def lost(self) -> None:

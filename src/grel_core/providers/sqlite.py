@@ -5,6 +5,7 @@ import os
 import sqlite3
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple
@@ -64,7 +65,7 @@ class SQLiteProvider(Provider):
         return type(self), self.path.resolve(), self.prefix
 
     def transient(self, error: BaseException) -> bool:
-        return super().transient(error) or (isinstance(error, sqlite3.OperationalError) and "locked" in str(error))
+        return super().transient(error) or isinstance(error, sqlite3.OperationalError)
 
     async def _open(self) -> None:
         self._jobs = SimpleQueue()
@@ -127,8 +128,9 @@ class SQLiteProvider(Provider):
         try:
             job = jobs.get(timeout=POLL if watched else None)
         except Empty:
-            if changed := file.changed(watched):
-                self._tell(self._wake, changed)
+            with suppress(sqlite3.Error, OSError):  # only a hint: whoever waits asks again in any case
+                if changed := file.changed(watched):
+                    self._tell(self._wake, changed)
             return []
         batch: list[Job] = []
         while job is not None:

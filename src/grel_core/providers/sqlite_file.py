@@ -56,6 +56,7 @@ class File:
     def __init__(self, path: Path, *, prefix: str, keep: Callable[[Key], int], timeout: float) -> None:
         self._path, self._prefix, self._keep, self._timeout = path, prefix, keep, timeout
         self._boot = boot_id()
+        self._inode: tuple[int, int] | None = None
         self._cursor = ""
         self._writes = 0
         self._version: int | None = None
@@ -129,10 +130,11 @@ class File:
 
     def _reopen_if_replaced(self) -> None:
         """A file that was deleted or replaced lives on only for us: others hold leases in the new one."""
-        with suppress(FileNotFoundError):
+        with suppress(OSError):
             if self._identity() == self._inode:
                 return
         self._db.close()
+        self._inode = None
         self._connect()
 
     def close(self) -> None:
