@@ -215,11 +215,14 @@ class Grelmicro(Openable):
             for component in components:
                 await stack.enter_async_context(component)
             self._overrides.append(layer)
-            stack.callback(self._overrides.remove, layer)
             for election in self._elections.values():
                 election.hint()
-                stack.callback(election.hint)
-            yield self
+            try:
+                yield self
+            finally:
+                self._overrides.remove(layer)
+                # Before the places of `components` close: a lease that is left there would only run out.
+                await asyncio.gather(*(election.move() for election in self._elections.values()))
 
     def install(self, app: A, **options: Any) -> A:
         """Open and close this together with a web app, and make it the current one in every request of it.

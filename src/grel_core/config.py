@@ -14,9 +14,12 @@ from grel_core.component import worker_identity
 
 logger = logging.getLogger("grel")
 
-Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-"""A positive, finite number of seconds."""
+LONGEST = 10 * 366 * 86_400.0
+"""Seconds in the longest duration; a longer one is a mistake, and not every store could count that far."""
+Seconds = Annotated[float, Field(gt=0, le=LONGEST, allow_inf_nan=False)]
+"""A positive, finite number of seconds, at most ten years."""
 
+_FALSE = {"0", "false", "no", "off"}
 _TRUE = {"1", "true", "yes", "on"}
 
 
@@ -25,7 +28,7 @@ class BaseLockConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    worker: str | None = Field(default=None, min_length=1, max_length=128)
+    worker: str | None = Field(default=None, min_length=1, max_length=128, pattern=r"^\P{Cc}+$")
     """Who holds, to people: fixed for life, and no secret. None: this process, which a forked child is not."""
 
     @property
@@ -103,8 +106,11 @@ def _variables(prefix: str) -> dict[str, str]:
 
 
 def _value(model: type[BaseLockConfig], field: str, text: str) -> float | str:
+    annotation = model.model_fields[field].annotation
+    if annotation is bool and text.strip().lower() in _TRUE | _FALSE:
+        return text.strip().lower() in _TRUE
     try:
-        return float(text) if model.model_fields[field].annotation is float else text
+        return float(text) if annotation is float else text
     except ValueError:
         return text
 

@@ -59,7 +59,7 @@ class Shaky(Provider):
     async def listen(self) -> bool:
         return await self.inner.listen()
 
-    def watch(self, key: Key) -> Watch:
+    def watch(self, key: Key, pace: float = 0) -> Watch:
         return self.inner.watch(key)
 
 

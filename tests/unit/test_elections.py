@@ -51,7 +51,7 @@ class Way(Provider):
     async def listen(self) -> bool:
         return await self.place.listen()
 
-    def watch(self, key: Key) -> Watch:
+    def watch(self, key: Key, pace: float = 0) -> Watch:
         return self.place.watch(key)
 
 

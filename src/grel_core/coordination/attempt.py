@@ -75,7 +75,8 @@ class Attempt(Generic[Handle]):
                 return await self._within(timeout, what)
         except BaseException:
             if self._doubt:
-                self._store.give_back(self._key, self._token, self._duration)
+                late = self._error is not None
+                self._store.give_back(self._key, self._token, self._duration, late=late)
             raise
 
     async def _within(self, timeout: float, what: str) -> Handle:
@@ -91,7 +92,7 @@ class Attempt(Generic[Handle]):
         raise LockTimeoutError(f"{what} was held elsewhere for the {timeout} s that the caller would wait")
 
     async def _patiently(self, deadline: float | None) -> Handle:
-        if self._lock.shared or self._key not in self._store.lines:
+        if not self._store.lines.waiting(self._key, shared=self._lock.shared):
             try:
                 answer = await self._once()
             except Exception as error:
@@ -100,13 +101,10 @@ class Attempt(Generic[Handle]):
             else:
                 if not isinstance(answer, Busy):
                     return answer
-        waiting = self._store.lines.waiting(self._key)
+        waiting = self._store.lines.waiting(self._key, shared=self._lock.shared)
         if self._max_waiters is not None and waiting >= self._max_waiters:
             raise LockQueueFullError(f"{self._key.kind} {self._key.name!r}: {waiting} callers wait already; try later")
-        if self._lock.shared:
-            # Readers do not wait for each other: the store has to know of each, to let all of them in at its turn.
-            return await self._in_turn(deadline)
-        async with self._store.lines.turn(self._key, check_admission):
+        async with self._store.lines.turn(self._key, check_admission, shared=self._lock.shared):
             return await self._in_turn(deadline)
 
     async def _in_turn(self, deadline: float | None) -> Handle:

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import random
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Protocol, Self, TypeVar
 
@@ -24,6 +25,8 @@ from grel_core.lease.rules import Busy
 T = TypeVar("T")
 logger = logging.getLogger("grel")
 
+PACE = 0.05
+"""Seconds between two looks of a follower, where a store sends no messages."""
 STOP_TIMEOUT = 3.0
 """Seconds for which a leader that steps down waits for its guarded work to end."""
 SPREAD = 0.05
@@ -143,12 +146,14 @@ class Campaign:
         loop = store.check_loop()
         self.running, self.looked, self._out_until = True, None, 0.0
         try:
-            with store.watch(self._key) as self._watch:
+            with store.watch(self._key, PACE) as self._watch:
                 while lease_backend(self._candidate.backend, LeaderElectionBackend) is store:
                     self.due = loop.time() + self._candidate.config.backend_timeout
                     pause = await self._round(store, loop)
                     self.due = loop.time() + pause
-                    await self._watch.wait(pause)
+                    # A leader has nothing to hear from the store, only from its own process.
+                    with nullcontext() if self._term is None else self._watch.resting():
+                        await self._watch.wait(pause)
         finally:
             self.running, self._watch, self.due = False, None, float("inf")
             await finish(loop.create_task(self._resign(store)))
@@ -237,6 +242,11 @@ class Campaign:
     def _resigned(self, _: asyncio.Task[None]) -> None:
         self._resigning = None
         self.hint()
+
+    async def move(self) -> None:
+        """Resign on the backend that this runs on, if another one is meant by now; the loop then goes there."""
+        if self.running and lease_backend(self._candidate.backend, LeaderElectionBackend) is not self._store:
+            await self._resign(self._store)
 
     def hint(self) -> None:
         """Look at once what is to be done, and which backend is meant."""

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from types import TracebackType
 from typing import ClassVar, Self, TypeVar
 from uuid import UUID
@@ -14,7 +14,7 @@ from grel_core.coordination.campaign import STOP_TIMEOUT, Campaign, LeaderElecti
 from grel_core.coordination.handle import finish
 from grel_core.coordination.owner import current_task
 from grel_core.coordination.term import Term
-from grel_core.errors import WouldBlockError
+from grel_core.errors import NotLeaderError, WouldBlockError
 from grel_core.lease.foreign import lease_backend
 from grel_core.lease.names import ELECTION, Key, check_name
 from grel_core.lease.protocols import LeaderElectionBackend, LeaderRecord
@@ -78,6 +78,8 @@ class LeaderElection(Reconfigurable[LeaderElectionConfig]):
         self._backend = backend
         self._config = config
         self._metadata = dict(metadata or {})
+        if not all(isinstance(text, str) for pair in self._metadata.items() for text in pair):
+            raise TypeError(f"election {name!r}: metadata is text by text, as in {{'zone': 'b'}}")
         self._campaign = Campaign(self, Key(self.kind, name))
         self._inside: WeakKeyDictionary[object, list[AbstractContextManager[None]]] = WeakKeyDictionary()
 
@@ -226,11 +228,21 @@ class LeaderElection(Reconfigurable[LeaderElectionConfig]):
         self._inside.setdefault(current_task(), []).append(tethered)
 
     @contextmanager
-    def working(self) -> Iterator[None]:
-        """Let a step-down wait for the body, as for guarded work, but not cancel it. In any thread, on the leader."""
-        term = self._campaign.term
-        with term.occupied() if term else nullcontext():
-            yield
+    def working(self) -> Iterator[int]:
+        """Let a step-down wait for the body, as for guarded work, but not cancel it. In any thread, on the leader.
+
+        Gives the fencing token of the term that the body belongs to.
+
+        Raises:
+            NotLeaderError: on entering, when this worker does not lead.
+        """
+        if (term := self._campaign.term) is not None:
+            with term.occupied():
+                # Only now: in another thread the lead may be given away between the look and the registration.
+                if term.leads:
+                    yield term.fence
+                    return
+        raise NotLeaderError(f"election {self._name!r}: this worker does not lead; try another one")
 
     def guard(self) -> "LeaderGuard":
         """`async with election.guard():` runs its body only on the leader, and does not wait to become it.
@@ -257,6 +269,10 @@ class LeaderElection(Reconfigurable[LeaderElectionConfig]):
         """
         while True:
             await self._campaign.run()
+
+    async def move(self) -> None:
+        """Leave the backend that the election runs on, if another one is meant by now."""
+        await self._campaign.move()
 
     def hint(self) -> None:
         """Look at once which backend is meant: that of the app may have been overridden."""

@@ -306,9 +306,16 @@ class ThreadHandle:
 
 
 async def finish(task: asyncio.Task[Any]) -> None:
-    """Wait until `task` has ended, however often the caller is cancelled meanwhile. The task bounds itself."""
+    """Wait until `task` has ended, however often the caller is cancelled meanwhile. The task bounds itself.
+
+    Raises:
+        CancelledError: the caller was cancelled meanwhile.
+    """
+    cancelled = False
     while not task.done():
         try:
-            await asyncio.shield(task)
+            await asyncio.wait([task])
         except asyncio.CancelledError:
-            continue
+            cancelled = True
+    if cancelled:
+        raise asyncio.CancelledError

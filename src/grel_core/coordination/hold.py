@@ -52,8 +52,12 @@ class Hold(Generic[Handle]):
     def __init__(self, lock: Body[Handle], timeout: float | None, max_hold: float | None) -> None:
         self._lock, self._timeout, self._max_hold = lock, timeout, max_hold
         self._tether = Tether()
+        self._entered = False
 
     async def __aenter__(self) -> Handle:
+        if self._entered:
+            raise RuntimeError("a hold() guards one body; call hold() again for the next one")
+        self._entered = True
         self._handle = await self._lock.acquire_for(current_task(), self._timeout)
         self._tether.__enter__()
         self._keeper = Keeper(self._handle, self._lose, max_hold=self._max_hold)
@@ -110,14 +114,17 @@ class ThreadLockAdapter(Generic[Handle]):
 
     def __init__(self, lock: Body[Handle]) -> None:
         self._lock = lock
+        self._entered: list[Handle] = []
 
     def __enter__(self) -> Handle:
-        return self.acquire()
+        self._entered.append(self.acquire())
+        return self._entered[-1]
 
     def __exit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        handle = self._lock.handle_of(current_thread())
+        # Not what this thread holds: a body may be left in another thread than it was entered in.
+        handle = self._entered.pop()
         self._call(lambda: handle.leave(exc))
 
     def acquire(self, *, timeout: float | None = None) -> Handle:

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 from pydantic import Field
 
 from grel_core.component import check_admission, current_app
-from grel_core.config import BaseLockConfig, Reconfigurable, Seconds
+from grel_core.config import LONGEST, BaseLockConfig, Reconfigurable, Seconds
 from grel_core.coordination.attempt import Attempt
 from grel_core.coordination.handle import LockHandle, failing_as, held_by
 from grel_core.coordination.hold import Hold, ThreadLockAdapter, check_timeout
@@ -35,7 +35,7 @@ class LockConfig(BaseLockConfig):
 
     lease_duration: Seconds = 60
     """Seconds after which the store frees the lock by itself, counted from each acquire or extend."""
-    retry_interval: float = Field(default=0.1, ge=0.001, allow_inf_nan=False)
+    retry_interval: float = Field(default=0.1, ge=0.001, le=LONGEST, allow_inf_nan=False)
     """Seconds between tries where the backend sends no wake-ups, or failed."""
     retry_jitter: float = Field(default=0.1, ge=0, lt=1)
     """Share by which each of these pauses varies; 0 for none."""

@@ -9,6 +9,7 @@ from typing import ClassVar, Literal, TypeVar
 
 from grel_core.clock import from_microseconds
 from grel_core.component import Openable
+from grel_core.config import LONGEST
 from grel_core.lease.names import LOCK, TASKLOCK, Key, check_name
 from grel_core.lease.protocols import LeaderRecord
 from grel_core.lease.queue import Lines, Watch, Watches
@@ -17,12 +18,20 @@ from grel_core.lease.rules import Advance, Busy, Downgrade, Grant, Instant, Peek
 T = TypeVar("T")
 logger = logging.getLogger("grel")
 
+PACE = 0.005
+"""Seconds between two looks for somebody else's release, where no message comes."""
 SAFETY = 1.0
 """Seconds after which a waiter tries again although no hint came: a lost message costs this much, never a hang."""
 
 
 def microseconds(seconds: float) -> int:
-    """Whole microseconds, at least one."""
+    """Whole microseconds, at least one.
+
+    Raises:
+        ValueError: it is no duration that a lease can have.
+    """
+    if not 0 < seconds <= LONGEST:
+        raise ValueError(f"{seconds} s is no duration of a lease; give a positive number, at most {LONGEST:.0f}")
     return max(1, round(seconds * 1_000_000))
 
 
@@ -94,9 +103,9 @@ class LeaseBackend(Openable, ABC):
         """Make sure that hints arrive. False: they do not, and whoever waits has to poll."""
         return True
 
-    def watch(self, key: Key) -> Watch:
-        """A watch that is hinted when `key` may be free."""
-        return self.watches.watch(key)
+    def watch(self, key: Key, pace: float = PACE) -> Watch:
+        """A watch that is hinted when `key` may be free; `pace` as for `Watch`."""
+        return self.watches.watch(key, pace)
 
     async def ask(self, key: Key, rule: Rule[T]) -> T:
         """`apply`, and remember whether the store answers."""
@@ -190,28 +199,36 @@ class LeaseBackend(Openable, ABC):
             fencing_token=record.fence,
         )
 
-    def give_back(self, key: Key, token: str, within: float, *, least: float = 0) -> asyncio.Task[bool]:
+    def give_back(
+        self, key: Key, token: str, within: float, *, least: float = 0, late: bool = False
+    ) -> asyncio.Task[bool]:
         """Drop whatever `token` may hold, in the background, trying for `within` seconds; `least` as for `drop`.
+
+        `late`: a request got lost with its connection and may still arrive, so it is dropped once more a while later.
 
         For claims whose fate is unknown, because their caller was cancelled or the answer got lost. After `within`
         the lease has run out anyway. The task is waited for when the backend closes.
         """
         loop = asyncio.get_running_loop()
-        work = self._give_back(key, token, loop.time() + within, least)
+        work = self._give_back(key, token, loop.time() + within, least, late)
         task = loop.create_task(work, name=f"grel: give back {key.kind}")
         self._background.add(task)
         task.add_done_callback(self._background.discard)
         return task
 
-    async def _give_back(self, key: Key, token: str, deadline: float, least: float) -> bool:
+    async def _give_back(self, key: Key, token: str, deadline: float, least: float, late: bool) -> bool:
         loop, pause = asyncio.get_running_loop(), 0.05
         while True:
             try:
-                return await self.drop(key, token, least=least)
+                held = await self.drop(key, token, least=least)
             except Exception as error:  # noqa: BLE001 - nobody waits for this task: what fails is logged
                 if not self.transient(error) or loop.time() + pause >= deadline:
                     logger.warning("%s %r may stay held until its lease ends: %s", key.kind, key.name, describe(error))
                     return False
+            else:
+                if held or not late or loop.time() + self.backend_timeout >= deadline:
+                    return held
+                late, pause = False, self.backend_timeout
             await asyncio.sleep(pause)
             pause = min(2 * pause, SAFETY)
 
@@ -228,8 +245,8 @@ def positive(what: str, value: float) -> float:
     """
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise TypeError(f"{what} is a number of seconds, not {type(value).__name__}")
-    if not 0 < value < float("inf"):
-        raise ValueError(f"{what} is {value}; give a positive, finite number of seconds")
+    if not 0 < value <= LONGEST:
+        raise ValueError(f"{what} is {value}; give a positive, finite number of seconds, at most ten years")
     return float(value)
 
 

@@ -2,25 +2,26 @@
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from itertools import islice
 from typing import Self
 
 from grel_core.lease.names import Key
 
+READERS = 16
+"""So many readers of one process wait at the store at once: it has to know of each, and must not drown in them."""
+
 
 class Lines:
-    """The lines of one store: for each key, the tasks of this process that wait for it, first come first served."""
+    """The lines of one store: for each key and side, the tasks of this process that wait, first come first served."""
 
     def __init__(self) -> None:
-        self._lines: dict[Key, deque[asyncio.Event]] = {}
+        self._lines: dict[tuple[Key, bool], deque[asyncio.Event]] = {}
 
-    def __contains__(self, key: Key) -> bool:
-        return key in self._lines
-
-    def waiting(self, key: Key) -> int:
+    def waiting(self, key: Key, *, shared: bool = False) -> int:
         """How many tasks of this process wait for `key`."""
-        return len(self._lines.get(key, ()))
+        return len(self._lines.get((key, shared), ()))
 
     def total(self) -> int:
         """How many tasks of this process wait at all."""
@@ -33,16 +34,17 @@ class Lines:
                 place.set()
 
     @asynccontextmanager
-    async def turn(self, key: Key, check: Callable[[], None]) -> AsyncIterator[None]:
-        """Stand in line for as long as `check` does not raise; the body runs while its task is the first.
+    async def turn(self, key: Key, check: Callable[[], None], *, shared: bool = False) -> AsyncIterator[None]:
+        """Stand in line for as long as `check` does not raise; the body runs while its task is in front.
 
-        However it ends, the next one is called up.
+        Only one is in front, or so many readers. However it ends, the next one is called up.
         """
-        line = self._lines.setdefault(key, deque())
+        line = self._lines.setdefault((key, shared), deque())
+        width = READERS if shared else 1
         place = asyncio.Event()
         line.append(place)
         try:
-            while line[0] is not place:
+            while place not in islice(line, width):
                 await place.wait()
                 place.clear()
                 check()
@@ -50,17 +52,19 @@ class Lines:
         finally:
             line.remove(place)
             if not line:
-                del self._lines[key]
-            else:
-                line[0].set()
+                del self._lines[key, shared]
+            elif len(line) >= width:
+                line[width - 1].set()
 
 
 class Watch:
     """A hint that a key may be free. A hint may come for nothing; the next try is the truth."""
 
-    def __init__(self, watches: "Watches", key: Key) -> None:
+    def __init__(self, watches: "Watches", key: Key, pace: float) -> None:
         self._watches = watches
         self._key = key
+        self.pace = pace
+        """Seconds between two looks, where a store has to look for itself."""
         self._hint = asyncio.Event()
 
     def __enter__(self) -> Self:
@@ -69,6 +73,15 @@ class Watch:
 
     def __exit__(self, *exc_info: object) -> None:
         self._watches.discard(self._key, self)
+
+    @contextmanager
+    def resting(self) -> Iterator[None]:
+        """Hear nothing of the store while the body runs."""
+        self.__exit__()
+        try:
+            yield
+        finally:
+            self.__enter__()
 
     def hint(self) -> None:
         """Wake the one who waits here."""
@@ -98,9 +111,13 @@ class Watches:
         """What is watched right now; may be asked from any thread."""
         return list(self._watches)
 
-    def watch(self, key: Key) -> Watch:
+    def pace(self) -> float | None:
+        """Seconds between two looks for the most impatient; None when nobody watches. May be asked from any thread."""
+        return min((watch.pace for watches in list(self._watches.values()) for watch in watches[:1]), default=None)
+
+    def watch(self, key: Key, pace: float) -> Watch:
         """A watch on `key`; it listens while it is entered."""
-        return Watch(self, key)
+        return Watch(self, key, pace)
 
     def add(self, key: Key, watch: Watch) -> None:
         """Let `watch` hear about `key`."""

@@ -17,8 +17,6 @@ from grel_core.lease.rules import Advance, Rule
 from grel_core.providers.base import Provider
 from grel_core.providers.sqlite_file import File
 
-POLL = 0.005
-"""Seconds between two looks for changes by other processes, while someone of this process waits."""
 BATCH = 256
 """Most rules that share one transaction."""
 
@@ -70,8 +68,8 @@ class SQLiteProvider(Provider):
     async def _open(self) -> None:
         self._jobs = SimpleQueue()
         opened: asyncio.Future[None] = self.loop.create_future()
-        # Not a daemon: a commit that is under way must not be torn by the interpreter's end.
-        self._thread = threading.Thread(target=self._work, args=(opened, self._jobs), name="grel-sqlite")
+        # A daemon, since a program may end without closing this; SQLite bears a commit that is cut off.
+        self._thread = threading.Thread(target=self._work, args=(opened, self._jobs), name="grel-sqlite", daemon=True)
         self._thread.start()
         try:
             await asyncio.shield(opened)
@@ -124,24 +122,24 @@ class SQLiteProvider(Provider):
 
     def _next(self, file: File, jobs: "SimpleQueue[Job | None]") -> list[Job] | None:
         """The jobs that wait, possibly none; meanwhile look for changes if someone watches. None: stop."""
-        watched = self.watches.keys()
         try:
-            job = jobs.get(timeout=POLL if watched else None)
+            job = jobs.get(timeout=self.watches.pace())
         except Empty:
+            watched = self.watches.keys()
             with suppress(sqlite3.Error, OSError):  # only a hint: whoever waits asks again in any case
                 if changed := file.changed(watched):
                     self._tell(self._wake, changed)
             return []
         batch: list[Job] = []
         while job is not None:
-            batch.append(job)
+            if job.rule is not _NOTHING:
+                batch.append(job)
             if jobs.empty() or len(batch) == BATCH:
-                return [job for job in batch if job.rule is not _NOTHING]
+                return batch
             job = jobs.get()
-        if not batch:
-            return None
-        jobs.put(None)  # for the next round, once this batch is answered
-        return batch
+        if batch:
+            jobs.put(None)  # for the next round, once this batch is answered
+        return batch or None
 
     def _run(self, file: File, batch: list[Job]) -> list[tuple[asyncio.Future[Any], Any, BaseException | None]]:
         """Run all of `batch` in as few transactions as its durability allows."""
@@ -150,6 +148,9 @@ class SQLiteProvider(Provider):
             durable = any(isinstance(job.rule, Advance) for job in batch)
             answers, woken = file.run([(job.key, job.rule) for job in batch], durable=durable)
         except BaseException as error:  # noqa: BLE001 - handed to the callers; the worker must outlive it
+            if len(batch) > 1:
+                # One rule that cannot be kept must not fail the strangers that it shares a transaction with.
+                return [answer for job in batch for answer in self._run(file, [job])]
             return [(job.future, None, error) for job in batch]
         settled.extend((job.future, answer, None) for job, answer in zip(batch, answers, strict=True))
         if woken:
