@@ -63,6 +63,8 @@ class Grelmicro(Openable):
         self._overrides: list[dict[tuple[str, str], Component]] = []
         self._wired = False
         self._forget()
+        if not isinstance(uses, Iterable):
+            raise TypeError(f"uses= takes a list, as in uses=[{type(uses).__name__}(...)]")
         for item in uses:
             self.use(item)
 
@@ -151,7 +153,10 @@ class Grelmicro(Openable):
         for components in (*reversed(self._overrides), self._components):
             if (kind, name) in components:
                 return components[kind, name]
-        raise CoordinationBackendError(f"the app has no {kind} named {name!r}; add one with micro.use(...)")
+        where = f" (it has {len(self._providers)} providers: which one?)" if len(self._providers) > 1 else ""
+        raise CoordinationBackendError(
+            f"the app has no {kind} named {name!r}{where}; add one, as in Grelmicro(uses=[Coordination(provider)])"
+        )
 
     @property
     def coordination(self) -> Coordination:

@@ -43,7 +43,8 @@ RULES: st.SearchStrategy[Rule[Any]] = st.one_of(
     st.builds(Downgrade, TOKENS, DURATIONS),
     st.builds(Advance, st.integers(-2, 3)),
 )
-KEYS = st.sampled_from([Key(LOCK, "a{b}:c"), Key(READWRITELOCK, "a{b}:c"), Key(SCHEDULE, "%7B ü")])
+# Mostly one key: rules that never meet prove little.
+KEYS = st.sampled_from([Key(READWRITELOCK, "a{b}:c")] * 5 + [Key(LOCK, "a{b}:c"), Key(SCHEDULE, "%7B ü")])
 PAUSES = st.sampled_from([0, 0, 0, 0, 1, 998, 999, 1_000, 49_999, 50_000, 99_999, 100_000, 200_000, 300_000, 1_500_000])
 HISTORIES = st.lists(st.tuples(PAUSES, KEYS, RULES), min_size=1, max_size=40)
 NUMBERS = itertools.count()

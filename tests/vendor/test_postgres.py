@@ -201,7 +201,7 @@ async def test_a_replica_is_refused(server: Postgres, make: Make) -> None:
     async with make() as provider:
         await taken(provider)
         with replica(server) as standby:
-            with pytest.raises(ConnectionError, match="replica"):
+            with pytest.raises(CoordinationBackendError, match="replica"):
                 await make(standby.url()).__aenter__()
             async with make(f"{server.url(target_session_attrs='primary')}") as other:
                 assert isinstance(await other.take(CART, "b", 60), Busy)

@@ -196,19 +196,26 @@ async def test_a_frozen_server_costs_no_call_more_than_the_timeout(make: Make, v
         await eventually(lambda: answers(provider))
 
 
-async def test_opening_fails_in_time_and_leaves_nothing_where_nobody_answers(make: Make, valkey_server: Valkey) -> None:
+async def test_an_app_starts_where_nobody_answers_and_works_as_soon_as_somebody_does(
+    make: Make, valkey_server: Valkey, caplog: pytest.LogCaptureFixture
+) -> None:
     async with Proxy(port=valkey_server.port) as proxy:
         proxy.replies.lost = True
         provider = make(port=proxy.listening, backend_timeout=0.3)
-        assert await seconds(provider.__aenter__()) < 0.6
-        proxy.replies.lost = False
+        began = asyncio.get_running_loop().time()
         async with provider:
+            assert asyncio.get_running_loop().time() - began < 0.6
+            assert "cannot be reached yet" in caplog.text
+            assert provider.failing_since is not None
+            await fails_for_now(provider)
+            proxy.replies.lost = False
+            proxy.reset()
+            await eventually(lambda: provider.failing_since is None)
             await provider.check()
         await proxy.refuse()
         proxy.reset()
-        with pytest.raises(FAILURES) as caught:
-            await provider.__aenter__()
-        assert provider.transient(caught.value)
+        async with provider:
+            await fails_for_now(provider)
 
 
 async def test_a_restarted_server_is_found_again_by_calls_and_by_those_who_wait(make: Make, tmp_path: Any) -> None:

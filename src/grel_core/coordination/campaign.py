@@ -196,6 +196,7 @@ class Campaign:
             return min(ends, config.lease_duration / 2)
         self._term = Term(token, answer.fence, loop, self._changed)
         self._term.confirm(sent, renew_deadline=config.renew_deadline, lease_duration=config.lease_duration)
+        logger.info("election %r: this worker leads, term %d", self._candidate.name, answer.transitions)
         try:
             await self._look(store)  # before anybody hears of the lead: whoever does may read `record`
         finally:
@@ -262,9 +263,11 @@ class Campaign:
                 logger.warning("election %r: guarded work goes on; its lease is left to run out", self._candidate.name)
                 token = None
         self._term = self._token = None
+        if term is not None:
+            self.record = None
+            logger.info("election %r: this worker leads no more", self._candidate.name)
         if token is not None:
             await store.give_back(self._key, token, self._candidate.config.backend_timeout)
-        self.record = None if term is not None else self.record
 
     def _report(self, error: Exception, now: float, since: float, config: LeaderElectionConfig) -> None:
         if now - self._logged_at >= config.error_interval or config.error_interval < config.retry_interval:

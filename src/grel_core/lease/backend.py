@@ -123,7 +123,7 @@ class LeaseBackend(Openable, ABC):
         loop = asyncio.get_running_loop()
         if self.failing_since is None:
             self.failing_since = loop.time()
-        if self._is_open and (self._probe is None or self._probe.done()):
+        if self._users and (self._probe is None or self._probe.done()):
             self._probe = loop.create_task(self._await_recovery(), name=f"grel: does {type(self).__name__} answer")
 
     async def _await_recovery(self) -> None:

@@ -1,11 +1,13 @@
 """What every provider is: a store, and the faces through which each kind of coordination meets it."""
 
 import os
+from collections.abc import Awaitable, Callable
 from typing import Any, ClassVar
 from urllib.parse import urlsplit, urlunsplit
 
+from grel_core.errors import CoordinationBackendError, GrelmicroError
 from grel_core.lease.adapters import LeaderElectionAdapter, LockAdapter, ReadWriteLockAdapter, ScheduleAdapter
-from grel_core.lease.backend import LeaseBackend
+from grel_core.lease.backend import LeaseBackend, describe, logger
 
 
 class Provider(LeaseBackend):
@@ -36,6 +38,27 @@ class Provider(LeaseBackend):
     def identity(self) -> Any:
         """What makes two providers one and the same place; equal and hashable, or unique to this object."""
         return id(self)
+
+    async def _reach(self, connect: Callable[[], Awaitable[object]]) -> None:
+        """Connect for the first time. A store that cannot be reached right now does not keep the app from starting.
+
+        A web server that loses a worker in its start-up stops all of them: a short outage of the store and the restart
+        of one worker would take the whole service down.
+
+        Raises:
+            CoordinationBackendError: it was reached, and cannot be used.
+        """
+        try:
+            await connect()
+        except GrelmicroError:
+            raise
+        except Exception as error:
+            if not self.transient(error):
+                raise CoordinationBackendError(f"{self!r} cannot be used for leases: {describe(error)}") from error
+            logger.warning(
+                "%r cannot be reached yet (%s): the app starts, and what needs it fails", self, describe(error)
+            )
+            self.failed()
 
     @classmethod
     def from_environment(cls, what: str) -> str:

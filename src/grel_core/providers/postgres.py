@@ -14,7 +14,7 @@ import asyncpg
 
 from grel_core.errors import CoordinationBackendError
 from grel_core.lease import rules
-from grel_core.lease.backend import T, describe
+from grel_core.lease.backend import T
 from grel_core.lease.names import Key
 from grel_core.lease.rules import Busy, Grant, Instant, Peek, Record, Rule, Waiter, reap
 from grel_core.providers.base import Provider, mask
@@ -173,12 +173,17 @@ class PostgresProvider(Provider):
                 hint=self._hint,
             )
         )
-        try:
-            await connection.open()
-        except (asyncpg.PostgresError, asyncpg.InterfaceError) as error:
-            # Its text may name the user.
-            raise CoordinationBackendError(f"{self!r} cannot be used for leases: {describe(error)}") from error
         self._connection = connection
+        await self._reach(self._connect)
+
+    async def _connect(self) -> None:
+        try:
+            await self._connection.open()
+        except ConnectionError as error:
+            if str(error) == REPLICA:
+                # Later on it may be a primary that was replaced; at the start it is the wrong address.
+                raise CoordinationBackendError(f"{self!r}: {REPLICA}") from error
+            raise
 
     async def _close(self) -> None:
         await self._connection.close()

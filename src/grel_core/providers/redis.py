@@ -4,6 +4,7 @@ import json
 import os
 import re
 import secrets
+import ssl
 from collections.abc import Callable
 from functools import lru_cache
 from importlib import resources
@@ -96,14 +97,17 @@ class RedisProvider(Provider):
         if isinstance(client, Redis) and self._borrowed is None:
             self._link = Shared(terms, client.connection_pool)
         try:
-            try:
-                await self._link.open()
-            except UnfitError:
-                self._link = Plain(terms, client)
-                await self._link.open()
+            await self._reach(self._connect)
         except BaseException:
             await self._close()
             raise
+
+    async def _connect(self) -> None:
+        try:
+            await self._link.open()
+        except UnfitError:
+            self._link = Plain(self._link.terms, self._client)
+            await self._link.open()
 
     async def _close(self) -> None:
         try:
@@ -124,6 +128,9 @@ class RedisProvider(Provider):
         link = self._link
         try:
             reply = await link.call(self._text(key), [rule.verb, self.keep(key), *arguments(rule, link)])
+        except UnfitError:
+            await self._connect()  # it could not be reached when this was opened
+            return await self.apply(key, rule)
         except exceptions.ResponseError as error:
             if "GRELFORMAT" in str(error):
                 raise CoordinationBackendError(
@@ -144,7 +151,8 @@ class RedisProvider(Provider):
             self.watches.wake(Key(kind, unquote(name[1:-1])))
 
     def transient(self, error: BaseException) -> bool:
-        if isinstance(error, exceptions.AuthenticationError | exceptions.AuthorizationError):
+        refused = exceptions.AuthenticationError | exceptions.AuthorizationError | ssl.SSLCertVerificationError
+        if isinstance(error, refused) or isinstance(error.__cause__ or error.__context__, refused):
             return False
         if isinstance(error, exceptions.ConnectionError | exceptions.TimeoutError) or super().transient(error):
             return True
