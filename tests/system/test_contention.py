@@ -44,12 +44,16 @@ def contend(where: str, log: Path) -> None:
             process.communicate()
 
 
-@pytest.mark.parametrize("backend", ["sqlite", "redis"])
+@pytest.mark.parametrize("backend", ["sqlite", "redis", "postgres"])
 def test_a_hundred_tasks_in_four_processes_all_get_their_turn(
     backend: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    server: Valkey | None = request.getfixturevalue("valkey_server") if backend == "redis" else None
-    contend(server.url if server else str(tmp_path / "leases.db"), tmp_path / "log")
+    where = str(tmp_path / "leases.db")
+    if backend == "redis":
+        where = request.getfixturevalue("valkey_server").url
+    elif backend == "postgres":
+        where = request.getfixturevalue("postgres_server").url()
+    contend(where, tmp_path / "log")
     visits = [tuple(map(int, line.split())) for line in (tmp_path / "log").read_text().splitlines()]
     visits.sort(key=lambda visit: visit[1])
     served = Counter((process, task) for _, _, _, process, task in visits)

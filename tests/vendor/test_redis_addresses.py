@@ -16,10 +16,12 @@ from redis import Redis as BlockingRedis
 from redis.asyncio import Redis, RedisCluster
 from redis.exceptions import AuthenticationError, ResponseError
 
+from grel_core.coordination import Lock, LockAcquireError
 from grel_core.errors import CoordinationBackendError
 from grel_core.lease.names import LOCK, READWRITELOCK, SCHEDULE, Key
 from grel_core.lease.rules import Busy, Grant
 from grel_core.providers.redis import RedisProvider
+from tests.harness import eventually
 from tests.proxy import Proxy
 from tests.servers import Group, Sentinel, Valkey, certificate, cluster, sentinel, valkey
 
@@ -264,3 +266,23 @@ def test_providers_of_one_place_are_one_and_others_are_not() -> None:
 def test_nothing_imports_redis_before_the_provider_is() -> None:
     code = "import sys, grel_core, grel_core.coordination; sys.exit('redis' in sys.modules or 'hiredis' in sys.modules)"
     subprocess.run([sys.executable, "-W", "error", "-c", code], check=True)
+
+
+async def test_a_grant_counts_only_when_enough_replicas_have_it(tmp_path: Path) -> None:
+    with sentinel(tmp_path) as watched:
+        address = f"127.0.0.1:{watched.watcher.port}/{watched.name}"
+        provider = RedisProvider(f"redis+sentinel://{address}", replicas=1)
+        async with provider, Lock("cart", backend=provider.lock()) as handle:
+            await handle.extend()
+        async with RedisProvider(f"redis+sentinel://{address}", replicas=2, backend_timeout=0.4) as provider:
+            with pytest.raises(LockAcquireError):
+                await Lock("order", backend=provider.lock()).acquire(timeout=0)
+
+            async def free() -> bool:
+                return not await provider.locked(Key(LOCK, "order"))
+
+            await eventually(free)
+    with pytest.raises(ValueError, match="replicas"):
+        RedisProvider("redis://localhost", replicas=-1)
+    with pytest.raises(CoordinationBackendError, match="replicas="):
+        await RedisProvider("redis+cluster://localhost:1", replicas=1).__aenter__()

@@ -35,6 +35,9 @@ class RedisProvider(Provider):
     `redis+cluster://host:port,host:port`, or `valkey` in place of `redis`, with what redis-py takes in a URL's query
     (`?protocol=2` for what does not speak RESP3). Without one, `REDIS_URL`, `VALKEY_URL`, or `REDIS_HOST` and
     `REDIS_PORT` say where.
+
+    With `replicas`, a grant counts only once so many replicas have it: that bounds what a failover can lose, and does
+    not rule it out.
     """
 
     variables = ("REDIS_URL", "VALKEY_URL")
@@ -48,6 +51,7 @@ class RedisProvider(Provider):
         backend_timeout: float = 5.0,
         retention: float = 60.0,
         memory_retention: float = 30 * 86_400.0,
+        replicas: int = 0,
     ) -> None:
         super().__init__(
             prefix=prefix,
@@ -56,6 +60,9 @@ class RedisProvider(Provider):
             memory_retention=memory_retention,
         )
         self._url = self.from_environment("a URL such as 'redis://localhost:6379/0'") if url is None else url
+        if replicas < 0 or isinstance(replicas, bool):
+            raise ValueError(f"replicas is {replicas}; give how many replicas must have a grant before it counts")
+        self._replicas = replicas
         self._borrowed: Client | None = None
         self._client = client_of(self._url, self.backend_timeout)
         self._link: Link
@@ -79,7 +86,15 @@ class RedisProvider(Provider):
 
     def identity(self) -> Any:
         place = self._borrowed or self._url
-        return type(self), place, self.prefix, self.backend_timeout, self._retention, self._memory_retention
+        return (
+            type(self),
+            place,
+            self.prefix,
+            self.backend_timeout,
+            self._retention,
+            self._memory_retention,
+            self._replicas,
+        )
 
     def __repr__(self) -> str:
         return f"<RedisProvider {'on a given client' if self._borrowed else mask(self._url)}>"
@@ -91,22 +106,32 @@ class RedisProvider(Provider):
             channel=f"{escape(self.prefix, ':{}')}:wake:{secrets.token_hex(8)}",
             hint=self._hint,
             wanted=lambda: bool(self.watches),
+            replicas=self._replicas,
         )
         client = self._client = self._borrowed or client_of(self._url, self.backend_timeout)
-        self._link = Plain(terms, client)
         if isinstance(client, Redis) and self._borrowed is None:
             self._link = Shared(terms, client.connection_pool)
+        else:
+            self._link = self._plain(terms)
         try:
             await self._reach(self._connect)
         except BaseException:
             await self._close()
             raise
 
+    def _plain(self, terms: Terms) -> Plain:
+        if self._replicas:
+            raise CoordinationBackendError(
+                "replicas= needs one connection for a grant and its WAIT; it works with hiredis and the URL of a server "
+                "or a Sentinel set, not with a Cluster or a client of yours"
+            )
+        return Plain(terms, self._client)
+
     async def _connect(self) -> None:
         try:
             await self._link.open()
         except UnfitError:
-            self._link = Plain(self._link.terms, self._client)
+            self._link = self._plain(self._link.terms)
             await self._link.open()
 
     async def _close(self) -> None:

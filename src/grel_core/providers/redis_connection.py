@@ -42,6 +42,11 @@ class Terms:
     """Called with the key that may be free, or with None after a time in which hints may have been missed."""
     wanted: Callable[[], bool]
     """Whether anyone waits for hints."""
+    replicas: int = 0
+    """How many replicas must have a grant before it counts."""
+
+
+GRANTING = {"take", "renew", "downgrade"}
 
 
 class Link(ABC):
@@ -226,14 +231,23 @@ class Shared(Link):
 
     def call(self, key: str, arguments: list[Argument]) -> Awaitable[Any]:
         wire = self._wire
-        if wire is None or wire.gone:
+        if wire is None or wire.gone or self.terms.replicas:
             return self._call_later(key, arguments)
         return wire.send("EVALSHA", self.sha, 2, key, key + ":r", *arguments)
 
     async def _call_later(self, key: str, arguments: list[Argument]) -> Any:
         # A caller that is cancelled while it waits for a connection has sent nothing.
-        wire = await self._connected()
-        return await wire.send("EVALSHA", self.sha, 2, key, key + ":r", *arguments)
+        wire = self._wire
+        if wire is None or wire.gone:
+            wire = await self._connected()
+        answer = wire.send("EVALSHA", self.sha, 2, key, key + ":r", *arguments)
+        if self.terms.replicas and arguments[0] in GRANTING:
+            # Behind the grant on the same connection, whose writes are what WAIT waits for.
+            copies = await wire.send("WAIT", self.terms.replicas, round(self.terms.timeout * 500))
+            if copies < self.terms.replicas:
+                answer.cancel()
+                raise ConnectionError(f"{copies} of {self.terms.replicas} replicas have it")
+        return await answer
 
     async def _connected(self) -> Wire:
         """A live connection, which all who need one wait for together."""
