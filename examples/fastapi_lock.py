@@ -1,6 +1,6 @@
 """A lock around a request: twenty buyers, five pieces, and nobody gets one that is not there.
 
-Serve it yourself with `uvicorn examples.fastapi_lock:app --workers 3`.
+Serve it yourself with `uvicorn examples.fastapi_lock:app --workers 3`: all workers share the leases and the stock.
 
 Prints:
 
@@ -10,7 +10,10 @@ Prints:
 """
 
 import asyncio
+import sqlite3
+import tempfile
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import chdir, closing
 from typing import Annotated
 
 from fastapi import Depends, FastAPI, HTTPException
@@ -18,21 +21,30 @@ from fastapi.testclient import TestClient
 
 from grel_core import Grelmicro
 from grel_core.coordination import Lock, LockHandle
-from grel_core.providers.memory import MemoryProvider
+from grel_core.providers.sqlite import SQLiteProvider
 from grel_fastapi import held_lock, lock
 
-micro = Grelmicro(uses=[MemoryProvider()])  # SQLiteProvider("leases.db") for several workers
+micro = Grelmicro(uses=[SQLiteProvider("leases.db")])  # one file for all workers of this host
 app = micro.install(FastAPI())
-stock = {7: 5}
+
+
+def stock() -> "closing[sqlite3.Connection]":
+    """The shop's own database: what a lock protects must be shared by all workers, too."""
+    shop = sqlite3.connect("shop.db", isolation_level=None)
+    shop.execute("CREATE TABLE IF NOT EXISTS stock (sku INTEGER PRIMARY KEY, pieces INTEGER NOT NULL)")
+    shop.execute("INSERT OR IGNORE INTO stock VALUES (7, 5)")
+    return closing(shop)
 
 
 @app.post("/skus/{sku}/buy")
 async def buy(sku: int, held: Annotated[LockHandle, Depends(held_lock("sku:{sku}"))]) -> str:
     """Read, think, write: protected from the first line to the last."""
-    if not (left := stock[sku]):
-        raise HTTPException(409, "sold out")
-    await asyncio.sleep(0.001)
-    stock[sku] = left - 1
+    with stock() as shop:
+        row = shop.execute("SELECT pieces FROM stock WHERE sku = ?", (sku,)).fetchone()
+        if row is None or row[0] == 0:
+            raise HTTPException(409, "sold out")
+        await asyncio.sleep(0.001)
+        shop.execute("UPDATE stock SET pieces = ? WHERE sku = ?", (row[0] - 1, sku))
     return held.name
 
 
@@ -60,4 +72,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with tempfile.TemporaryDirectory() as directory, chdir(directory):
+        main()

@@ -83,11 +83,6 @@ class Valkey:
         return f"redis://{f':{self.password}@' if self.password else ''}127.0.0.1:{self.port}/0"
 
     @property
-    def unix_url(self) -> str:
-        """How a client on this machine reaches it by its socket."""
-        return f"unix://{f':{self.password}@' if self.password else ''}{self.unix}?db=0"
-
-    @property
     def log(self) -> Path:
         """What it printed, over all its restarts."""
         return self.directory / f"{self.port}.log"

@@ -15,6 +15,7 @@ import tempfile
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -198,7 +199,8 @@ class Demo:
         """What has to be right."""
         locked = [run for run in self.view.runs if run.locked]
         unlocked = [run for run in self.view.runs if not run.locked]
-        tokens = [token for (token,) in self.shop.execute("SELECT token FROM books ORDER BY id")]
+        entries = self.shop.execute("SELECT worker, token FROM books ORDER BY id")
+        tokens = [token for (_, token), _ in groupby(entries)]  # one for each term
         return {
             "without the lock more was sold than there was": all(run.sold > run.stock for run in unlocked),
             "with the lock exactly the stock was sold": all(run.sold == run.stock for run in locked),
@@ -206,7 +208,7 @@ class Demo:
                 f"after {one.signal} the next leader worked in time": one.seconds <= one.limit
                 for one in self.hand_overs
             },
-            "each leader had a higher fencing token than the one before": tokens == sorted(tokens),
+            "each leader had a higher fencing token than the one before": tokens == sorted(set(tokens)),
         }
 
 

@@ -9,6 +9,11 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+RETRIES = (
+    "retries: answers 423 (another buyer has the SKU) and 503 (the worker is stopping), and requests whose worker "
+    "died; the buyer tries again"
+)
+
 
 @dataclass
 class Run:
@@ -46,7 +51,7 @@ class HandOver(NamedTuple):
     limit: float
 
     def __str__(self) -> str:
-        took = f"{self.seconds:.2f} s (limit {self.limit:g} s)"
+        took = f"{self.seconds * 1000:.0f} ms (limit {self.limit * 1000:.0f} ms)"
         return f"{self.signal} to worker {self.old}: worker {self.new} led after {took}"
 
 
@@ -80,6 +85,7 @@ class View:
         """The end: what was sold, how long each hand-over took, and whether all of it is right."""
         self._live.stop()
         self._console.print(self._table())
+        self._console.print(RETRIES, highlight=False, soft_wrap=True)
         for hand_over in hand_overs:
             self._console.print(str(hand_over), highlight=False)
         for check, right in checks.items():

@@ -153,10 +153,8 @@ class Grelmicro(Openable):
         for components in (*reversed(self._overrides), self._components):
             if (kind, name) in components:
                 return components[kind, name]
-        where = f" (it has {len(self._providers)} providers: which one?)" if len(self._providers) > 1 else ""
-        raise CoordinationBackendError(
-            f"the app has no {kind} named {name!r}{where}; add one, as in Grelmicro(uses=[Coordination(provider)])"
-        )
+        several = f" and {len(self._providers)} providers" if len(self._providers) > 1 else ""
+        raise CoordinationBackendError(f"the app has no {kind} named {name!r}{several}; add Coordination(provider)")
 
     @property
     def coordination(self) -> Coordination:

@@ -1,10 +1,9 @@
 """Coordination for FastAPI and Starlette: `micro.install(app)`, and what routes need."""
 
-from grel_fastapi.coordination import coordination_router, coordination_routes
 from grel_fastapi.decorators import leader_only
 from grel_fastapi.dependencies import election, held_lock, leader, lock
-from grel_fastapi.health import HealthCheck, health_router, health_routes
 from grel_fastapi.lifespan import lifespan
+from grel_fastapi.routers import HealthCheck, coordination_router, coordination_routes, health_router, health_routes
 
 __all__ = [
     "HealthCheck",

@@ -11,7 +11,7 @@ from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from grel_core.app import Grelmicro
-from grel_core.component import App, bound, current_app
+from grel_core.component import bound, current_app
 from grel_core.coordination.tether import Tether
 from grel_core.errors import NotStartedError, OutOfContextError
 
@@ -22,21 +22,34 @@ KEPT_BYTES = 1 << 16
 """Bytes of a body that are kept for the app while looking for the disconnect behind them."""
 
 
-class Inbox:
-    """What the client sends, each message once, and a look at whether it left that takes no message from the app.
+class Visit:
+    """One request, or one WebSocket connection, from its arrival to its last byte.
 
-    A disconnect is told to everyone who asks: hypercorn says it once, and then never answers again.
+    Looking whether its client has left takes no message from the app, and everyone who asks is told of a disconnect:
+    hypercorn says it once, and then never answers again.
     """
 
-    def __init__(self, receive: Receive) -> None:
-        self._receive = receive
+    def __init__(self, micro: Grelmicro, scope: Scope, receive: Receive, send: Send) -> None:
+        self.micro = micro
+        self.responding = False
+        """Whether the response has begun: no error can become the answer any more."""
+        self.holdings: dict[object, Any] = {}
+        """What this request holds, so that it takes nothing twice."""
+        self._websocket = scope["type"] == "websocket"
+        self._receive, self._send = receive, send
         self._kept: deque[Message] = deque()
         self._gone: Message | None = None
         self._turn = asyncio.Lock()
         self._look: asyncio.Task[None] | None = None
 
-    async def __call__(self) -> Message:
-        """The next message; the app's `receive`."""
+    async def send(self, message: Message) -> None:
+        """The app's `send`."""
+        if message["type"] == "http.response.start":
+            self.responding = True
+        await self._send(message)
+
+    async def receive(self) -> Message:
+        """The app's `receive`: each message once."""
         while not self._kept:
             if self._gone is not None:
                 return self._gone
@@ -54,7 +67,7 @@ class Inbox:
             else:
                 self._kept.append(message)
 
-    async def gone(self) -> None:
+    async def _departure(self) -> None:
         """Return once the client has left. Never, if it sends too much meanwhile, or the server fails to say."""
         while self._gone is None:
             # A task of its own that outlives the look: a read that is cancelled could lose the message it waited for.
@@ -64,31 +77,6 @@ class Inbox:
             if look.exception() or sum(len(message.get("body") or b"") for message in self._kept) > KEPT_BYTES:
                 await asyncio.get_running_loop().create_future()
 
-    def close(self) -> None:
-        """Look no more: the request is over."""
-        if self._look is not None:
-            self._look.cancel()
-
-
-class Visit:
-    """One request, or one WebSocket connection, from its arrival to its last byte."""
-
-    def __init__(self, micro: Grelmicro, scope: Scope, receive: Receive, send: Send) -> None:
-        self.micro = micro
-        self.inbox = Inbox(receive)
-        self.responding = False
-        """Whether the response has begun: no error can become the answer any more."""
-        self.holdings: dict[object, Any] = {}
-        """What this request holds, so that it takes nothing twice."""
-        self._websocket = scope["type"] == "websocket"
-        self._send = send
-
-    async def send(self, message: Message) -> None:
-        """The app's `send`."""
-        if message["type"] == "http.response.start":
-            self.responding = True
-        await self._send(message)
-
     @contextmanager
     def while_client_waits(self) -> Iterator[None]:
         """Cancel the body when the client leaves meanwhile, and raise what ends its request."""
@@ -97,7 +85,7 @@ class Visit:
         with Tether() as tether:
 
             async def watch() -> None:
-                await self.inbox.gone()
+                await self._departure()
                 tether.cut(WebSocketException(1001) if self._websocket else HTTPException(499, "Client left"))
 
             start = loop.call_later(LOOK_AFTER, lambda: watching.append(loop.create_task(watch(), name="grel: watch")))
@@ -107,6 +95,11 @@ class Visit:
                 start.cancel()
                 for task in watching:
                     task.cancel()
+
+    def close(self) -> None:
+        """Look no more: the request is over."""
+        if self._look is not None:
+            self._look.cancel()
 
 
 class Unstarted:
@@ -123,9 +116,6 @@ class Unstarted:
             "lifespan no server runs: call it on the root app"
         )
 
-    def __repr__(self) -> str:
-        return "<an app that was not started>"
-
 
 class Binding:
     """ASGI middleware, outside of all others, that makes `micro` the current app of every request."""
@@ -140,12 +130,11 @@ class Binding:
             await self._app(scope, receive, send)
             return
         visit = scope[SCOPE_KEY] = Visit(self._micro, scope, receive, send)
-        current: App = self._micro if self._micro.started else Unstarted()
-        with bound(current, request=True):
+        with bound(self._micro if self._micro.started else Unstarted(), request=True):
             try:
-                await self._app(scope, visit.inbox, visit.send)
+                await self._app(scope, visit.receive, visit.send)
             finally:
-                visit.inbox.close()
+                visit.close()
 
 
 def visit_of(connection: HTTPConnection) -> Visit:
@@ -163,6 +152,4 @@ def visit_of(connection: HTTPConnection) -> Visit:
 def current_micro() -> Grelmicro:
     """The app in whose scope this code runs, in a request or outside; errors as `Grelmicro.current` and `Unstarted`."""
     app = current_app()
-    if isinstance(app, Unstarted):
-        app.get("election")
-    return Grelmicro.current()
+    return app.get("election") if isinstance(app, Unstarted) else Grelmicro.current()

@@ -2,8 +2,8 @@
 
 import inspect
 import logging
-from collections.abc import AsyncIterator, Callable
-from contextlib import aclosing, asynccontextmanager, nullcontext
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, ExitStack, aclosing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import wraps
 from typing import Any, Literal, TypeVar, cast, overload
@@ -12,9 +12,8 @@ import anyio.from_thread
 
 from grel_core.coordination import LeaderElection
 from grel_core.errors import NotLeaderError
-from grel_core.lease.names import check_name
 from grel_fastapi.binding import current_micro
-from grel_fastapi.dependencies import OnLost, check_lead, known_election
+from grel_fastapi.dependencies import ElectionDependency, OnLost, check_choice, known_election, leader
 from grel_fastapi.responses import LEADERSHIP_LOST, answering
 from grel_fastapi.routes import signature_of
 
@@ -22,7 +21,7 @@ logger = logging.getLogger("grel")
 F = TypeVar("F", bound=Callable[..., Any])
 
 GUARD = "__grel_guard__"
-"""On a guarded function: what guards it."""
+"""On a guarded function: the lead that it wants."""
 GUARDED = "__grel_guarded__"
 """On a function that has a guarded twin: a route that calls it directly passes the guard by."""
 
@@ -31,11 +30,13 @@ GUARDED = "__grel_guarded__"
 class LeaderOnly:
     """What `leader_only(...)` was told."""
 
-    election: str
-    confirmed_within: float | None
-    on_follower: int
+    lead: ElectionDependency
     otherwise: Literal["raise", "skip"]
     on_lost: OnLost
+
+    def __post_init__(self) -> None:
+        check_choice("otherwise", self.otherwise, "raise", "skip")
+        check_choice("on_lost", self.on_lost, "cancel", "error", "ignore")
 
     def __call__(self, function: F) -> F:
         """`function`, guarded; of the same kind: async stays async, and a plain one is not run on the event loop."""
@@ -49,35 +50,41 @@ class LeaderOnly:
         else:
             guarded = _guard_plain(function, self)
         # Evaluated here, where the names of the function's own module are known.
-        guarded.__signature__ = signature_of(function)
-        annotations = {name: one.annotation for name, one in guarded.__signature__.parameters.items()}
-        guarded.__annotations__ = {name: one for name, one in annotations.items() if one is not inspect.Parameter.empty}
-        setattr(guarded, GUARD, self)
+        vars(guarded).update({"__signature__": signature_of(function), GUARD: self.lead})
         if inspect.isfunction(function):
             setattr(function, GUARDED, True)
         return cast(F, guarded)
 
-    def admits(self, election: LeaderElection, function: Callable[..., Any]) -> bool:
-        """Whether `function` may run now; False skips it. Raises `NotLeaderError` where that was not asked for."""
-        try:
-            check_lead(election, self.confirmed_within, self.on_follower)
-        except NotLeaderError:
-            if self.otherwise == "raise":
-                raise
-            logger.info("%s was skipped: this worker does not lead %r", function.__qualname__, election.name)
-            return False
-        return True
+    @contextmanager
+    def term(self, election: LeaderElection, function: Any, *, whole: bool = True) -> Iterator[int | None]:
+        """Run the body, the work of `function`, in the term whose fencing token this gives; None skips it.
 
-    @asynccontextmanager
-    async def term(self, election: LeaderElection, fence: int | None) -> AsyncIterator[None]:
-        """Run the body in the term of office with the fencing token `fence`, and no longer."""
-        with answering(NotLeaderError, LEADERSHIP_LOST):
-            self.check(election, fence)
-            async with election.guard() if self.on_lost == "cancel" else nullcontext():
-                yield
-            self.check(election, fence)
+        A step-down waits for the `whole` body.
+        """
+        fence = None
+        with ExitStack() as stack:
+            with suppress(NotLeaderError):
+                fence = stack.enter_context(election.working())
+            if fence is None or not self.lead.confirmed(election):
+                if self.otherwise == "raise":
+                    raise self.lead.refusal(election)
+                logger.info("%s was skipped: this worker does not lead %r", function.__qualname__, election.name)
+                yield None
+                return
+            if not whole:
+                stack.close()
+            with answering(NotLeaderError, LEADERSHIP_LOST):
+                yield fence
+                self.check(election, fence)
 
-    def check(self, election: LeaderElection, fence: int | None) -> None:
+    def step(self, election: LeaderElection, fence: int) -> AbstractAsyncContextManager[Any]:
+        """What cancels its body when that term ends, if `on_lost` says so."""
+        if self.on_lost != "cancel":
+            return nullcontext()
+        self.check(election, fence)
+        return election.guard()
+
+    def check(self, election: LeaderElection, fence: int) -> None:
         """Raise `NotLeaderError` if that term is over, and that matters."""
         if self.on_lost != "ignore" and election.fencing_token != fence:
             raise NotLeaderError(f"election {election.name!r}: the lead was lost while the work ran")
@@ -86,11 +93,12 @@ class LeaderOnly:
 def _guard_async(function: Callable[..., Any], guard: LeaderOnly) -> Callable[..., Any]:
     @wraps(function)
     async def run(*args: Any, **kwargs: Any) -> Any:
-        election = await known_election(guard.election)
-        if not guard.admits(election, function):
-            return None
-        async with guard.term(election, election.fencing_token):
-            return await function(*args, **kwargs)
+        election = await known_election(guard.lead.election)
+        with guard.term(election, function) as fence:
+            if fence is None:
+                return None
+            async with guard.step(election, fence):
+                return await function(*args, **kwargs)
 
     return run
 
@@ -98,18 +106,19 @@ def _guard_async(function: Callable[..., Any], guard: LeaderOnly) -> Callable[..
 def _guard_iterator(function: Callable[..., Any], guard: LeaderOnly) -> Callable[..., Any]:
     @wraps(function)
     async def run(*args: Any, **kwargs: Any) -> AsyncIterator[Any]:
-        election = await known_election(guard.election)
-        if not guard.admits(election, function):
-            return
-        fence, end = election.fencing_token, object()
-        async with aclosing(function(*args, **kwargs)) as items:
-            while True:
-                # Each step by itself: the steps of an iterator need not be taken by one task.
-                async with guard.term(election, fence):
-                    item = await anext(items, end)
-                if item is end:
-                    return
-                yield item
+        election, end = await known_election(guard.lead.election), object()
+        # One that is cancelled with the lead need not be waited for between its steps: there is no next one.
+        with guard.term(election, function, whole=guard.on_lost != "cancel") as fence:
+            if fence is None:
+                return
+            async with aclosing(function(*args, **kwargs)) as items:
+                while True:
+                    # Each step by itself: the steps of an iterator need not be taken by one task.
+                    async with guard.step(election, fence):
+                        item = await anext(items, end)
+                    if item is end:
+                        return
+                    yield item
 
     return run
 
@@ -117,16 +126,11 @@ def _guard_iterator(function: Callable[..., Any], guard: LeaderOnly) -> Callable
 def _guard_plain(function: Callable[..., Any], guard: LeaderOnly) -> Callable[..., Any]:
     @wraps(function)
     def run(*args: Any, **kwargs: Any) -> Any:
-        election = current_micro().elections.get(guard.election)
+        election = current_micro().elections.get(guard.lead.election)
         if election is None:
-            election = anyio.from_thread.run(known_election, guard.election)
-        if not guard.admits(election, function):
-            return None
-        fence = election.fencing_token
-        with answering(NotLeaderError, LEADERSHIP_LOST), election.working():
-            result = function(*args, **kwargs)
-            guard.check(election, fence)
-        return result
+            election = anyio.from_thread.run(known_election, guard.lead.election)
+        with guard.term(election, function) as fence:
+            return None if fence is None else function(*args, **kwargs)
 
     return run
 
@@ -158,16 +162,17 @@ def leader_only(
 ) -> Any:
     """Let a function run on the leader of the election `name` only: put it *below* the route's decorator.
 
-    Others answer with the status `on_follower`; so does a leader that the backend has not confirmed within
-    `confirmed_within` seconds, by default its `renew_deadline`. Outside a route they raise, or with `otherwise="skip"`
-    do nothing and return None: what a background task wants, whose error would stop the tasks behind it.
+    `confirmed_within` and `on_follower` are those of `leader`. Outside a route, workers that do not lead raise, or with
+    `otherwise="skip"` do nothing and return None: what a background task wants, whose error would stop the tasks behind
+    it.
 
     When the lead is lost meanwhile, the answer is 503: `on_lost="cancel"` cancels an async function at once, `"error"`
-    lets it end first, as a plain one always does, and `"ignore"` keeps its answer.
+    lets it end first, as a plain one always does, and `"ignore"` keeps its answer. A step-down waits for what is not
+    cancelled.
 
     Raises:
         NotLeaderError: from a call; also an HTTPException.
     """
     if callable(name):
         return leader_only("default")(name)
-    return LeaderOnly(check_name(name), confirmed_within, on_follower, otherwise, on_lost)
+    return LeaderOnly(leader(name, confirmed_within=confirmed_within, on_follower=on_follower), otherwise, on_lost)

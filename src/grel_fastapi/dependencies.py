@@ -9,7 +9,7 @@ import inspect
 import logging
 import math
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from types import TracebackType
 from typing import Annotated, Any, Literal, TypeAlias
 
@@ -21,16 +21,21 @@ from grel_core.coordination.hold import check_timeout, end, lost_error
 from grel_core.coordination.keeper import Keeper
 from grel_core.coordination.tether import Tether
 from grel_core.errors import LockLostError, LockReleaseError, NotLeaderError, WouldBlockError
-from grel_core.lease.names import check_name, lock_name, placeholders
+from grel_core.lease.names import check_name, placeholders
 from grel_fastapi.binding import Visit, current_micro, visit_of
-from grel_fastapi.responses import answering, as_answer
-from grel_fastapi.routes import path_value, runs_in_thread
+from grel_fastapi.responses import answering, as_answer, check_number
+from grel_fastapi.routes import path_name, refusing, runs_in_thread
 
 logger = logging.getLogger("grel")
 
 Name: TypeAlias = str | Callable[..., Any]
-OnBusy: TypeAlias = int | Callable[[HTTPConnection, WouldBlockError], Exception]
 OnLost: TypeAlias = Literal["cancel", "error", "ignore"]
+
+
+def check_choice(what: str, value: object, *choices: str) -> None:
+    """Raise `ValueError` unless `value` is one of `choices`."""
+    if value not in choices:
+        raise ValueError(f"{what} is {value!r}; use {' or '.join(map(repr, choices))}")
 
 
 def _needs(dependable: object, **annotations: Any) -> None:
@@ -42,65 +47,85 @@ def _needs(dependable: object, **annotations: Any) -> None:
 
 @dataclass(frozen=True)
 class LockDependency:
-    """What `lock(...)` returns."""
+    """A `Lock` for the endpoint to take itself: `Annotated[Lock, Depends(lock("cart"))]`.
+
+    `name` is a name, a template over path parameters such as `"order:{order_id}"`, or a function that FastAPI solves
+    like any dependency and that returns the name. `backend` names one of the app's `Coordination` components.
+    """
 
     name: Name
-    backend: str | None
-    lease_duration: float | None
+    _: KW_ONLY
+    backend: str | None = None
+    lease_duration: float | None = None
 
     def __post_init__(self) -> None:
-        if isinstance(self.name, str) and not placeholders(self.name):
-            check_name(self.name)
-        _needs(self, **self.needs)
+        text = "key" if callable(self.name) else check_name(self.name)
+        placeholders(text)
+        # Refuses what every request would be refused for.
+        Lock(text, backend=self.backend, lease_duration=self.lease_duration, env_load=False)
+        _needs(self, **self.source)
 
     @property
-    def needs(self) -> dict[str, Any]:
+    def source(self) -> dict[str, Any]:
         """What FastAPI has to solve for the name."""
         key = {} if isinstance(self.name, str) else {"key": Annotated[str, Depends(self.name)]}
         return {"connection": HTTPConnection, **key}
 
-    async def __call__(self, connection: HTTPConnection, key: str = "") -> Lock:
+    def lock(self, connection: HTTPConnection, key: str = "") -> Lock:
+        """The lock that a request means."""
         if isinstance(self.name, str):
-            fields = [field for field in placeholders(self.name) if field in connection.path_params]
-            key = lock_name(self.name, **{field: path_value(connection, field) for field in fields})
+            key = path_name(connection, self.name)
+        with refusing(connection, "key"):
+            check_name(key)
         return Lock(key, backend=self.backend, lease_duration=self.lease_duration)
 
-    @property
-    def shown(self) -> str | None:
-        """The name as a client may see it: without its values."""
-        return self.name if isinstance(self.name, str) else None
+    async def __call__(self, **solved: Any) -> Any:
+        return self.lock(**solved)
 
 
 @dataclass(frozen=True)
-class HeldLock:
-    """What `held_lock(...)` returns.
+class HeldLock(LockDependency):
+    """A lock that is held, and renewed, while the endpoint runs: `Annotated[LockHandle, Depends(held_lock("cart"))]`.
 
-    It is a plain function to FastAPI, which lets a generator live until the response is sent; the generator behind it
-    says itself for how long it lives.
+    `name`, `backend` and `lease_duration` are those of `lock`. A request takes a name once, however many of its
+    dependencies want it. It waits up to `timeout` seconds (0: not at all, None: for ever) and no longer than its client
+    does; then, or when `max_waiters` requests of this process wait already, it is answered 423, or as `on_busy` says: a
+    status, or a function of the connection and the error that returns what to raise.
+
+    With `hold="response"` the lock is held until the last byte is sent and background tasks have ended.
+
+    When the lease is lost, or `max_hold` seconds are over, the request is answered 500: `on_lost="cancel"` cancels an
+    async endpoint at once, `"error"` lets it end first, as a sync one always does, and `"ignore"` keeps its answer.
     """
 
-    lock: LockDependency
-    timeout: float | None
-    hold: Literal["endpoint", "response"]
-    on_busy: OnBusy | None
-    on_lost: OnLost
-    max_hold: float | None
-    max_waiters: int | None
+    _: KW_ONLY
+    timeout: float | None = 10
+    hold: Literal["endpoint", "response"] = "endpoint"
+    on_busy: int | Callable[[HTTPConnection, WouldBlockError], Exception] | None = None
+    on_lost: OnLost = "cancel"
+    max_hold: float | None = None
+    max_waiters: int | None = None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_timeout(self.timeout)
         check_timeout(self.max_hold, what="max_hold", zero=False)
-        if self.hold not in {"endpoint", "response"}:
-            raise ValueError(f"hold is {self.hold!r}; use 'endpoint' or 'response'")
-        if self.on_lost not in {"cancel", "error", "ignore"}:
-            raise ValueError(f"on_lost is {self.on_lost!r}; use 'cancel', 'error' or 'ignore'")
-        if self.max_waiters is not None and self.max_waiters < 1:
-            raise ValueError(f"max_waiters is {self.max_waiters}; give 1 or more, or timeout=0 to let nobody wait")
+        check_choice("hold", self.hold, "endpoint", "response")
+        check_choice("on_lost", self.on_lost, "cancel", "error", "ignore")
+        if self.on_busy is not None and not callable(self.on_busy):
+            check_number("on_busy", self.on_busy)
+        if self.max_waiters is not None:
+            check_number("max_waiters", self.max_waiters, 1, math.inf)
+        # A plain function to FastAPI, which lets a generator live until the response is sent; the one behind this
+        # says itself for how long it lives.
         life: Literal["function", "request"] = "function" if self.hold == "endpoint" else "request"
         _needs(self, handle=Annotated[LockHandle, Depends(Acquisition(self), scope=life)])
 
-    async def __call__(self, handle: LockHandle) -> LockHandle:
-        return handle
+    async def __call__(self, **solved: Any) -> Any:
+        return solved["handle"]
+
+
+lock, held_lock = LockDependency, HeldLock
 
 
 @dataclass(frozen=True)
@@ -110,11 +135,11 @@ class Acquisition:
     held: HeldLock
 
     def __post_init__(self) -> None:
-        _needs(self, **self.held.lock.needs)
+        _needs(self, **self.held.source)
 
     async def __call__(self, connection: HTTPConnection, key: str = "") -> AsyncIterator[LockHandle]:
-        visit, lock = visit_of(connection), await self.held.lock(connection, key)
-        claim = (self.held.lock.backend, lock.name)
+        visit, lock = visit_of(connection), self.held.lock(connection, key)
+        claim = (self.held.backend, lock.name)
         holding = visit.holdings.get(claim) or Holding(self.held, lock, visit, connection)
         async with holding as handle:
             visit.holdings[claim] = holding
@@ -131,7 +156,7 @@ class Holding:
     def __init__(self, held: HeldLock, lock: Lock, visit: Visit, connection: HTTPConnection) -> None:
         self.users = 0
         self._held, self._lock, self._visit, self._connection = held, lock, visit, connection
-        self._shown = held.lock.shown
+        self._shown = held.name if isinstance(held.name, str) else None
         self._threaded = runs_in_thread(connection.scope.get("endpoint"))
         self._tether = Tether()
 
@@ -195,14 +220,28 @@ class ElectionDependency:
 
     election: str
     confirmed_within: float | None = None
-    on_follower: int | None = None
-    """Status for those who do not lead; None lets them pass."""
+    on_follower: int = 0
+    """Status for those who do not lead; 0 lets them pass."""
+
+    def __post_init__(self) -> None:
+        check_name(self.election)
+        check_timeout(self.confirmed_within, what="confirmed_within", zero=False)
 
     async def __call__(self) -> LeaderElection:
         election = await known_election(self.election)
-        if self.on_follower is not None:
-            check_lead(election, self.confirmed_within, self.on_follower)
+        if self.on_follower and not self.confirmed(election):
+            raise self.refusal(election)
         return election
+
+    def confirmed(self, election: LeaderElection) -> bool:
+        """Whether this worker leads, and the backend said so lately."""
+        within = election.config.renew_deadline if self.confirmed_within is None else self.confirmed_within
+        return election.is_leader_confirmed_within(within)
+
+    def refusal(self, election: LeaderElection) -> Exception:
+        """The answer of those who do not lead."""
+        error = NotLeaderError(f"election {election.name!r}: this worker does not lead; try another one")
+        return as_answer(error, status=self.on_follower, retry_after=math.ceil(election.config.retry_interval))
 
 
 async def known_election(name: str) -> LeaderElection:
@@ -215,55 +254,9 @@ async def known_election(name: str) -> LeaderElection:
     return election
 
 
-def check_lead(election: LeaderElection, confirmed_within: float | None, on_follower: int) -> None:
-    """Raise `NotLeaderError`, answered `on_follower`, unless this worker leads and the backend said so lately."""
-    within = election.config.renew_deadline if confirmed_within is None else confirmed_within
-    if not election.is_leader_confirmed_within(within):
-        error = NotLeaderError(f"election {election.name!r}: this worker does not lead; try another one")
-        raise as_answer(error, status=on_follower, retry_after=math.ceil(election.config.retry_interval)) from error
-
-
-def lock(name: Name, *, backend: str | None = None, lease_duration: float | None = None) -> LockDependency:
-    """A `Lock` for the endpoint to take itself: `Annotated[Lock, Depends(lock("cart"))]`.
-
-    `name` is a name, a template over path parameters such as `"order:{order_id}"`, or a function that FastAPI solves
-    like any dependency and that returns the name. `backend` names one of the app's `Coordination` components.
-    """
-    return LockDependency(name, backend, lease_duration)
-
-
-def held_lock(
-    name: Name,
-    *,
-    timeout: float | None = 10,
-    hold: Literal["endpoint", "response"] = "endpoint",
-    on_busy: OnBusy | None = None,
-    on_lost: OnLost = "cancel",
-    max_hold: float | None = None,
-    max_waiters: int | None = None,
-    backend: str | None = None,
-    lease_duration: float | None = None,
-) -> HeldLock:
-    """A lock that is held, and renewed, while the endpoint runs: `Annotated[LockHandle, Depends(held_lock("cart"))]`.
-
-    `name`, `backend` and `lease_duration` are those of `lock`. A request takes a name once, however many of its
-    dependencies want it. It waits up to `timeout` seconds (0: not at all, None: for ever) and no longer than its client
-    does; then, or when `max_waiters` requests of this process wait already, it is answered 423, or as `on_busy` says: a
-    status, or a function of the connection and the error that returns what to raise.
-
-    With `hold="response"` the lock is held until the last byte is sent and background tasks have ended.
-
-    When the lease is lost the request is answered 500: `on_lost="cancel"` cancels an async endpoint at once, `"error"`
-    lets it end first, as a sync one always does, and `"ignore"` keeps its answer. `max_hold` is a limit in seconds,
-    after which the lease counts as lost.
-    """
-    dependency = LockDependency(name, backend, lease_duration)
-    return HeldLock(dependency, timeout, hold, on_busy, on_lost, max_hold, max_waiters)
-
-
 def election(name: str = "default") -> ElectionDependency:
     """The election of that name, whoever leads: `Annotated[LeaderElection, Depends(election("jobs"))]`."""
-    return ElectionDependency(check_name(name))
+    return ElectionDependency(name)
 
 
 def leader(
@@ -274,4 +267,4 @@ def leader(
     Other workers answer with the status `on_follower`; so does a leader that the backend has not confirmed within
     `confirmed_within` seconds, by default its `renew_deadline`.
     """
-    return ElectionDependency(check_name(name), confirmed_within, on_follower)
+    return ElectionDependency(name, confirmed_within, check_number("on_follower", on_follower))

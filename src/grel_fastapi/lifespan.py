@@ -1,11 +1,10 @@
 """Open and close a Grelmicro together with a web app."""
 
 import asyncio
-import contextlib
 import signal
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, nullcontext
 from types import FrameType
 from typing import Any, TypeAlias
 from weakref import WeakKeyDictionary
@@ -23,6 +22,35 @@ from grel_fastapi.routes import all_calls
 Lifespan: TypeAlias = Callable[[Any], AbstractAsyncContextManager[Any]]
 
 _installed: WeakKeyDictionary[Starlette, Grelmicro] = WeakKeyDictionary()
+
+
+def lifespan(micro: Grelmicro, user: Lifespan | None = None, *, early_step_down: bool = True) -> Lifespan:
+    """A lifespan that opens `micro` around yours: `FastAPI(lifespan=lifespan(micro, mine))`.
+
+    For app factories that want to see it there; add `micro.install(app, lifespan=False)`.
+    """
+
+    @asynccontextmanager
+    async def opened(app: Any) -> AsyncIterator[Any]:
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            raise RuntimeError("Grelmicro runs on asyncio; run the server, or the TestClient, with it") from None
+        prepare(micro, app)
+        try:
+            async with micro:
+                announce(micro)
+                with stepping_down(micro) if early_step_down else nullcontext():
+                    async with user(app) if user else nullcontext() as state:
+                        yield state
+        finally:
+            if not micro.started:
+                withdraw(micro)
+
+    return opened
+
+
+_around = lifespan
 
 
 def install(
@@ -43,57 +71,26 @@ def install(
 
     Raises:
         RuntimeError: the app has started, or another Grelmicro is installed on it.
-        ValueError: `status` names no problem.
+        TypeError, ValueError: `status` names no problem, or gives it no status.
     """
     if not isinstance(app, Starlette):
         return None
-    installed = _installed.get(app)
-    if installed is micro:
+    if (installed := _installed.get(app)) is micro:
         return app
     if installed is not None:
         raise RuntimeError(f"{app!r} has {installed!r} installed already; install {micro!r} on another app")
     if app.middleware_stack is not None:
         raise RuntimeError(f"{app!r} has started; call install() where the app is made, not in its lifespan")
     answers = Answers(status or {}, problem_base)
-    if handlers:
-        for error in PROBLEMS:
-            app.exception_handlers.setdefault(error, answers)
+    for error in PROBLEMS if handlers else ():
+        app.exception_handlers.setdefault(error, answers)
     if lifespan:
-        app.router.lifespan_context = _around(micro, app.router.lifespan_context, early_step_down)
+        app.router.lifespan_context = _around(micro, app.router.lifespan_context, early_step_down=early_step_down)
     build = app.build_middleware_stack
     # Around the whole stack, so that middleware which is added later is inside, too.
     app.build_middleware_stack = lambda: Binding(build(), micro)  # type: ignore[method-assign]  # there is no hook
     _installed[app] = micro
     return app
-
-
-def lifespan(micro: Grelmicro, user: Lifespan | None = None, *, early_step_down: bool = True) -> Lifespan:
-    """A lifespan that opens `micro` around yours: `FastAPI(lifespan=lifespan(micro, mine))`.
-
-    For app factories that want to see it there; add `micro.install(app, lifespan=False)`.
-    """
-    return _around(micro, user or (lambda _: contextlib.nullcontext()), early_step_down)
-
-
-def _around(micro: Grelmicro, user: Lifespan, early_step_down: bool) -> Lifespan:
-    @asynccontextmanager
-    async def opened(app: Any) -> AsyncIterator[Any]:
-        try:
-            asyncio.get_running_loop()
-        except RuntimeError:
-            raise RuntimeError("Grelmicro runs on asyncio; run the server, or the TestClient, with it") from None
-        prepare(micro, app)
-        try:
-            async with micro:
-                announce(micro)
-                with stepping_down(micro) if early_step_down else contextlib.nullcontext():
-                    async with user(app) as state:
-                        yield state
-        finally:
-            if not micro.started:
-                withdraw(micro)
-
-    return opened
 
 
 def prepare(micro: Grelmicro, app: Starlette) -> None:

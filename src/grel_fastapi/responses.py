@@ -50,6 +50,15 @@ PROBLEMS: Mapping[type[GrelmicroError], Problem] = {
 SLUGS = {problem.slug for problem in (*PROBLEMS.values(), LEADERSHIP_LOST)}
 
 
+def check_number(what: str, value: int, least: int = 400, most: float = 599) -> int:
+    """Return `value` if it is a whole number in that range, which is that of statuses that refuse; else raise."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{what} is a whole number, not {type(value).__name__}")
+    if not least <= value <= most:
+        raise ValueError(f"{what} is {value}; give a number from {least} to {most}")
+    return value
+
+
 class HTTPProblem(HTTPException):
     """The part of an error that makes it an answer, also in an app or a test that `install` never saw."""
 
@@ -83,13 +92,13 @@ def as_answer(
     retry_after: int | None = None,
 ) -> Exception:
     """`error` as one that answers the request wherever it is raised; itself when it is not for clients."""
-    if not isinstance(error, HTTPProblem):
-        problem = problem or next((PROBLEMS[kind] for kind in type(error).__mro__ if kind in PROBLEMS), None)
-        if problem is not None:
-            kind: Any = type(error)
-            answer: Exception = _mixed(kind)(problem, lock, status, retry_after)
-            return answer
-    return error
+    problem = problem or next((PROBLEMS[kind] for kind in type(error).__mro__ if kind in PROBLEMS), None)
+    if isinstance(error, HTTPProblem) or problem is None:
+        return error
+    kind: Any = type(error)
+    answer: Exception = _mixed(kind)(problem, lock, status, retry_after)
+    answer.__cause__ = error
+    return answer
 
 
 @contextmanager
@@ -112,7 +121,7 @@ class Answers:
     def __init__(self, status: Mapping[str, int], base: str | None) -> None:
         if unknown := set(status) - SLUGS:
             raise ValueError(f"status= knows no {unknown.pop()!r}; its keys are {', '.join(sorted(SLUGS))}")
-        self._status = dict(status)
+        self._status = {slug: check_number(f"the status of {slug!r}", value) for slug, value in status.items()}
         self._base = base or "urn:grel:problem:"
 
     async def __call__(self, connection: HTTPConnection, error: Exception) -> Any:
@@ -136,7 +145,8 @@ class Answers:
             "type": self._base + problem.slug,
             "title": problem.title,
             "status": status,
-            "instance": quote(connection.url.path),
+            # Not from `connection.url`: a query that is no text would make that fail.
+            "instance": quote(connection.scope["path"]),
             "retry_after": answer.retry_after,
             "lock": answer.lock,
         }

@@ -50,7 +50,7 @@ class Late(Provider):
     async def listen(self) -> bool:
         return await self.inner.listen()
 
-    def watch(self, key: Key) -> Watch:
+    def watch(self, key: Key, pace: float = 0) -> Watch:
         return self.inner.watch(key)
 
 
@@ -135,5 +135,5 @@ async def test_what_no_store_can_keep_is_refused_and_leaves_nothing_held(harness
                 await call(name="cart", **BEYOND[what])
         state = await book.state(name="cart")
         assert not await lock.locked(name="cart")
-        assert (state.writer, state.readers, state.waiting_writers) == (False, 0, 0)
+        assert (state.writing, state.readers, state.waiting_writers) == (False, 0, 0)
         assert await jobs.get(name="cart") is None

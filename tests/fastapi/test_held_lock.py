@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, asynccontextmanager
 from typing import Annotated, Any, Literal
 
@@ -732,11 +732,68 @@ async def test_a_sync_endpoint_takes_the_lock_through_from_thread(app: FastAPI, 
         assert await free(store)
 
 
+@pytest.mark.parametrize("kind", ["async", "sync"])
+async def test_a_sync_yield_dependency_may_hold_the_lock(app: FastAPI, store: MemoryHarness, kind: str) -> None:
+    """18 of the peer's faults: it is left in another thread than it was entered in."""
+    inside: list[int] = []
+
+    def cart() -> Iterator[LockHandle]:
+        with Lock("cart").from_thread as handle:
+            inside.append(handle.fencing_token)
+            assert len(inside) == 1
+            yield handle
+            inside.pop()
+
+    async def on_the_loop(cart: Annotated[LockHandle, Depends(cart)]) -> None:
+        await passing(0.01)
+
+    def in_a_thread(cart: Annotated[LockHandle, Depends(cart)]) -> None:
+        cart.ensure()
+
+    app.get("/")(on_the_loop if kind == "async" else in_a_thread)
+    async with serving(app) as client:
+        answers = await asyncio.gather(*(client.get("/") for _ in range(20)))
+        assert [answer.status_code for answer in answers] == [200] * 20
+        assert await free(store)
+
+
 @pytest.mark.parametrize(
-    "options",
-    [{"timeout": -1}, {"max_hold": 0}, {"hold": "ever"}, {"on_lost": "shrug"}, {"max_waiters": 0}],
+    ("error", "options"),
+    [
+        (ValueError, {"timeout": -1}),
+        (TypeError, {"timeout": "5"}),
+        (ValueError, {"max_hold": 0}),
+        (ValueError, {"hold": "ever"}),
+        (ValueError, {"hold": []}),
+        (ValueError, {"on_lost": "shrug"}),
+        (ValueError, {"on_lost": {}}),
+        (ValueError, {"max_waiters": 0}),
+        (TypeError, {"max_waiters": 1.5}),
+        (TypeError, {"max_waiters": True}),
+        (TypeError, {"max_waiters": "5"}),
+        (TypeError, {"on_busy": []}),
+        (TypeError, {"on_busy": True}),
+        (ValueError, {"on_busy": 200}),
+        (ValueError, {"lease_duration": -1}),
+        (ValueError, {"lease_duration": float("nan")}),
+        (TypeError, {"lease_duration": "5"}),
+        (TypeError, {"lease_duration": []}),
+        (TypeError, {"backend": 5}),
+    ],
     ids=str,
 )
-def test_impossible_options_are_refused_where_they_stand(options: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=next(iter(options))):
-        held_lock("cart", **options)
+@pytest.mark.parametrize("name", ["cart", "cart:{item}", never])
+def test_impossible_options_are_refused_where_they_stand(error: Any, options: dict[str, Any], name: Any) -> None:
+    option = "LockBackend" if "backend" in options else next(iter(options))
+    with pytest.raises(error, match=option):
+        held_lock(name, **options)
+    if option in {"lease_duration", "LockBackend"}:
+        with pytest.raises(error, match=option):
+            lock(name, **options)
+
+
+@pytest.mark.parametrize("make", [lock, held_lock])
+@pytest.mark.parametrize("name", [5, None, b"cart"])
+def test_a_name_that_is_no_text_is_refused_where_it_stands(make: Any, name: Any) -> None:
+    with pytest.raises(TypeError, match="a name is text"):
+        make(name)

@@ -211,18 +211,32 @@ async def test_losing_the_lead_cancels_an_async_endpoint(
         assert b"urn:grel:problem:leadership-lost" in exchange.body
 
 
-@pytest.mark.parametrize(("on_lost", "status"), [("cancel", 503), ("error", 503), ("ignore", 200)])
-async def test_a_sync_endpoint_ends_before_somebody_else_leads(
-    app: FastAPI, micro: Grelmicro, rival: Grelmicro, on_lost: Any, status: int
+@pytest.mark.parametrize(
+    ("kind", "on_lost", "status"),
+    [
+        ("sync", "cancel", 503),
+        ("sync", "error", 503),
+        ("sync", "ignore", 200),
+        ("async", "error", 503),
+        ("async", "ignore", 200),
+    ],
+)
+async def test_an_endpoint_that_is_let_to_end_ends_before_somebody_else_leads(
+    app: FastAPI, micro: Grelmicro, rival: Grelmicro, kind: str, on_lost: Any, status: int
 ) -> None:
     inside, go = threading.Event(), threading.Event()
 
-    @app.get("/")
     @leader_only("default", on_lost=on_lost)
-    def take() -> None:
+    def in_a_thread() -> None:
         inside.set()
         assert go.wait(60)
 
+    @leader_only("default", on_lost=on_lost)
+    async def on_the_loop() -> None:
+        inside.set()
+        await eventually(go.is_set)
+
+    app.get("/")(in_a_thread if kind == "sync" else on_the_loop)
     async with started(app), rival, Exchange(app, "/") as exchange:
         rival.election()  # takes part from here on
         await eventually(inside.is_set)
@@ -235,24 +249,72 @@ async def test_a_sync_endpoint_ends_before_somebody_else_leads(
         await leading(rival)
 
 
-async def test_an_async_endpoint_may_be_let_to_end(app: FastAPI, micro: Grelmicro) -> None:
-    go = asyncio.Event()
+@pytest.mark.parametrize("on_lost", ["error", "ignore"])
+async def test_a_stream_that_is_let_to_end_ends_before_somebody_else_leads(
+    micro: Grelmicro, rival: Grelmicro, on_lost: Any
+) -> None:
+    @leader_only("default", on_lost=on_lost)
+    async def numbers() -> AsyncIterator[int]:
+        for number in range(3):
+            yield number
 
-    @app.get("/error")
-    @leader_only("default", on_lost="error")
-    async def error() -> None:
-        await go.wait()
+    async with micro:
+        await leading(micro)
+        stream = numbers()
+        assert await anext(stream) == 0
+        async with rival:
+            rival.election()
+            resigning = asyncio.create_task(micro.election().step_down(stay_out=60))
+            await passing(1)
+            assert not rival.election().is_leader()
+            assert [await anext(stream), await anext(stream)] == [1, 2]
+            with pytest.raises(StopAsyncIteration if on_lost == "ignore" else NotLeaderError):
+                await anext(stream)
+            await resigning
+            await leading(rival)
 
-    @app.get("/ignore")
-    @leader_only("default", on_lost="ignore")
-    async def ignore() -> None:
-        await go.wait()
 
-    async with started(app), Exchange(app, "/error") as one, Exchange(app, "/ignore") as other:
-        await passing(0.1)
-        await micro.election().step_down(stay_out=60)
-        go.set()
-        assert ((await one.ended()).status, (await other.ended()).status) == (503, 200)
+async def test_work_cannot_begin_once_the_lead_is_given_away(micro: Grelmicro) -> None:
+    async with micro:
+        jobs = micro.election("jobs")
+        await leading(micro, "jobs")
+        with jobs.working() as fence:
+            assert fence == jobs.fencing_token
+        beginning = jobs.working()
+        await jobs.step_down(stay_out=60)
+        with pytest.raises(NotLeaderError, match="'jobs'"), beginning:
+            pytest.fail("it began")
+
+
+@pytest.mark.parametrize("guard", [leader, leader_only])
+@pytest.mark.parametrize(
+    ("error", "options"),
+    [
+        (TypeError, {"on_follower": []}),
+        (TypeError, {"on_follower": True}),
+        (ValueError, {"on_follower": 200}),
+        (ValueError, {"on_follower": 5000}),
+        (TypeError, {"confirmed_within": "x"}),
+        (ValueError, {"confirmed_within": float("nan")}),
+        (ValueError, {"confirmed_within": 0}),
+        (ValueError, {"on_lost": "shrug"}),
+        (ValueError, {"on_lost": []}),
+        (ValueError, {"otherwise": "shrug"}),
+    ],
+    ids=str,
+)
+def test_impossible_options_are_refused_where_they_stand(guard: Any, error: Any, options: dict[str, Any]) -> None:
+    option = next(iter(options))
+    if option in inspect.signature(guard).parameters:
+        with pytest.raises(error, match=option):
+            guard("jobs", **options)
+
+
+@pytest.mark.parametrize("make", [leader, leader_only, election])
+@pytest.mark.parametrize("name", [5, None, b"jobs", "", "a\nb"])
+def test_an_impossible_name_is_refused_where_it_stands(make: Any, name: Any) -> None:
+    with pytest.raises((TypeError, ValueError), match="name"):
+        make(name)
 
 
 async def test_an_endpoints_own_error_is_not_taken_for_a_lost_lead(app: FastAPI, store: MemoryHarness) -> None:

@@ -100,6 +100,62 @@ async def test_an_impossible_value_is_422_and_takes_nothing(app: FastAPI, store:
         assert await store.keys() == 0
 
 
+def line(text: str = "") -> str:
+    """A name that the client chooses."""
+    return text
+
+
+@pytest.mark.parametrize("kind", ["lock", "held_lock"])
+async def test_a_value_that_no_name_can_hold_is_422_and_takes_nothing(
+    app: FastAPI, store: MemoryHarness, kind: str
+) -> None:
+    """58."""
+    make: Any = lock if kind == "lock" else held_lock
+
+    def taking(*names: Any) -> Any:
+        needs: list[Any] = [Annotated[Any, Depends(make(name))] for name in names]
+
+        async def take(first: needs[0], last: needs[-1]) -> str:  # type: ignore[valid-type]  # made for each path
+            return str(last.name)  # type: ignore[attr-defined]  # as above
+
+        return take
+
+    app.get("/s/{sku}")(taking("s:{sku}"))
+    app.get("/p/{sku:path}")(taking("{sku}"))
+    app.get("/two/{a}/{b}")(taking("two", "two:{a}:{b}"))
+    app.get("/many/" + "/".join(f"{{x{number}}}" for number in range(9)))(
+        taking(":".join(f"{{x{number}}}" for number in range(9)))
+    )
+    app.get("/key")(taking(line))
+    app.websocket("/ws/{sku}")(taking("s:{sku}"))
+    refused = {
+        "/s/%00": "sku",
+        "/s/%0A": "sku",
+        "/s/%C2%85": "sku",
+        "/p/": "sku",
+        "/two/x/%7F": "b",
+        "/two/%1B/x": "a",
+        f"/many/{'/'.join('x' * 100 for _ in range(9))}": "x8",
+        "/key": None,
+        "/key?text=%00": None,
+        f"/key?text={'x' * 600}": None,
+    }
+    async with serving(app) as client:
+        for path, field in refused.items():
+            answer = await client.get(path)
+            assert answer.status_code == 422, path[:20]
+            (wrong,) = answer.json()["detail"]
+            assert wrong["loc"] == (["path", field] if field else ["key"])
+            assert "name" in wrong["msg"]
+        assert (await client.get("/s/\u2028%20")).json() == "s:\u2028 "
+        async with Exchange(app, "/ws/\0", websocket=True) as exchange:
+            await exchange.ended()
+            assert exchange.closed is not None
+            assert exchange.closed[0] == 1008
+        for name in ("two", "s:\u2028 "):
+            assert not await Lock(name, backend=store.provider().lock()).locked()
+
+
 async def test_values_cannot_run_into_each_other(app: FastAPI) -> None:
     """59."""
 
@@ -170,7 +226,9 @@ async def test_a_placeholder_that_the_path_lacks_is_a_mistake_of_the_program(
     assert await store.keys() == 0
 
 
-@pytest.mark.parametrize("template", ["", "order:{order.id}", "order:{order_id!r}", "a\nb"])
+@pytest.mark.parametrize(
+    "template", ["", "order:{order.id}", "order:{order_id!r}", "a\nb", "a\nb{order_id}", "x" * 513 + "{order_id}"]
+)
 def test_an_impossible_template_is_refused_where_it_stands(template: str) -> None:
     with pytest.raises(ValueError, match="name"):
         held_lock(template)

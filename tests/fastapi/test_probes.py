@@ -95,6 +95,38 @@ async def test_a_backend_that_is_down_degrades_and_takes_no_worker_away(store: M
         assert (await client.get("/leaderz")).status_code == 200
 
 
+async def test_readiness_comes_back_with_the_backend_and_without_traffic(store: MemoryHarness) -> None:
+    """84."""
+    micro = Grelmicro(uses=[store.provider()])
+    async with serving(probed(micro, critical=["coordination"])) as client:
+        with broken(store.provider()):
+            with pytest.raises(LockAcquireError):
+                await micro.coordination.lock("any").acquire(timeout=0.5)
+            assert await statuses(client, "/readyz") == [503]
+            await passing(5)
+            assert await statuses(client, "/readyz") == [503]
+        await passing(2)
+        assert await statuses(client, "/readyz") == [200]
+
+
+@pytest.mark.parametrize(
+    ("error", "what", "make"),
+    [
+        (TypeError, "critical", lambda: health_router(critical="coordination")),
+        (TypeError, "critical", lambda: health_router(critical=[5])),  # type: ignore[list-item]  # the mistake under test
+        (ValueError, "timeout", lambda: HealthCheck("mail", nothing, timeout=0)),
+    ],
+)
+def test_impossible_options_are_refused_where_they_stand(error: Any, what: str, make: Any) -> None:
+    with pytest.raises(error, match=what):
+        make()
+
+
+async def nothing() -> bool:
+    """A check that is content."""
+    return True
+
+
 async def test_a_renew_loop_that_is_stuck_fails_liveness(store: MemoryHarness) -> None:
     """85."""
     ann = worker(store, "ann")
@@ -225,12 +257,13 @@ async def test_no_probe_asks_the_backend(store: MemoryHarness) -> None:
     assert asked == []
 
 
+async def nobody() -> None:
+    """Nobody may see it."""
+    raise HTTPException(401)
+
+
 async def test_dependencies_protect_every_method(store: MemoryHarness) -> None:
     """87."""
-
-    async def nobody() -> None:
-        raise HTTPException(401)
-
     app = worker(store, "ann").install(FastAPI())
     app.include_router(coordination_router([Depends(nobody)], "/inside"))
     app.include_router(health_router(dependencies=[Depends(nobody)]))
@@ -271,7 +304,9 @@ async def test_the_schema_is_complete_and_says_nothing_twice(store: MemoryHarnes
 
 async def test_starlette_has_the_same_routes(store: MemoryHarness) -> None:
     ann = worker(store, "ann")
-    app = ann.install(Starlette(routes=[*health_routes(ann, show_details=True), *coordination_routes(ann)]))
+    inside = coordination_routes(ann, prefix="/inside", dependencies=[Depends(nobody)])
+    routes = [*health_routes(ann, show_details=True), *coordination_routes(ann), *inside]
+    app = ann.install(Starlette(routes=routes))
     async with serving(app) as client:
         await leading(ann)
         assert await statuses(client) == [200] * 5
@@ -280,3 +315,4 @@ async def test_starlette_has_the_same_routes(store: MemoryHarness) -> None:
         assert "checks" in (await client.get("/healthz")).json()
         assert (await client.get("/coordination/leader/default")).json()["state"] == "leading"
         assert (await client.get("/coordination")).json()["status"] == "ok"
+        assert (await client.get("/inside/leader/default")).status_code == 401

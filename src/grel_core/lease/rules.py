@@ -106,11 +106,11 @@ def settle(record: Record, now: int) -> Record:
     """Drop every claim and every place in line that ran out at or before `now`."""
     if record.holder is not None and record.until <= now:
         record = _vacate(replace(record, lapsed=True), record.until)
-    if any(until <= now for until in record.readers.values()):
+    if record.readers and any(until <= now for until in record.readers.values()):
         readers = {token: until for token, until in record.readers.items() if until > now}
         ended = record.ended if readers else max(record.ended, *record.readers.values())
         record = replace(record, readers=readers, ended=ended)
-    if any(waiter.until <= now for waiter in record.waiters):
+    if record.waiters and any(waiter.until <= now for waiter in record.waiters):
         record = replace(record, waiters=tuple(waiter for waiter in record.waiters if waiter.until > now))
     return record
 
@@ -132,7 +132,7 @@ def reap(record: Record, now: int, keep: int) -> Record:
 
 def heirs(record: Record) -> tuple[str, ...]:
     """Who in line may come in, and should be woken: the readers whose turn it is, else the first writer, else all."""
-    if record.holder is not None:
+    if record.holder is not None or not record.waiters:
         return ()
     called = [waiter.token for waiter in record.waiters if waiter.called]
     writers = [waiter.token for waiter in record.waiters if not waiter.shared]

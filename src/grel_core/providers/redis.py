@@ -122,8 +122,8 @@ class RedisProvider(Provider):
     def _plain(self, terms: Terms) -> Plain:
         if self._replicas:
             raise CoordinationBackendError(
-                "replicas= needs one connection for a grant and its WAIT; it works with hiredis and the URL of a server "
-                "or a Sentinel set, not with a Cluster or a client of yours"
+                "replicas= needs one connection for a grant and its WAIT: it works with hiredis and the URL of a "
+                "server or a Sentinel set, not with a Cluster or a client of yours"
             )
         return Plain(terms, self._client)
 
