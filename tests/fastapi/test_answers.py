@@ -73,7 +73,6 @@ async def test_a_backend_that_is_down_is_a_503_and_nothing_runs(micro: Grelmicro
         assert (await client.get("/")).status_code == 200
 
 
-@pytest.mark.xfail(reason="core: `acquire` still says LockTimeoutError when no answer came within its timeout")
 async def test_a_backend_that_is_silent_is_a_503_and_not_a_busy_lock(micro: Grelmicro, store: MemoryHarness) -> None:
     app = micro.install(FastAPI())
 

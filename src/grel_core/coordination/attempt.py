@@ -49,6 +49,8 @@ class Attempt(Generic[Handle]):
         self._token = new_token(wish.identity)
         self._doubt = False
         """Whether the store may know the token: a call went out and brought no refusal."""
+        self._silent = self._heard = self._lost = False
+        """Whether an answer is out, whether there ever was one, and whether one got lost."""
         self._began = self._loop.time()
         self._error: Exception | None = None
 
@@ -73,9 +75,9 @@ class Attempt(Generic[Handle]):
                 if timeout is None:
                     return await self._patiently(None)
                 return await self._within(timeout, what)
-        except BaseException:
+        except BaseException as error:
             if self._doubt:
-                late = self._error is not None
+                late = self._error is not None or isinstance(error, LockAcquireError)
                 self._store.give_back(self._key, self._token, self._duration, late=late)
             raise
 
@@ -89,6 +91,8 @@ class Attempt(Generic[Handle]):
                 raise
         if self._error is not None:
             raise self._error
+        if self._silent and not self._heard:
+            raise LockAcquireError(f"{what}: the backend gave no answer within {timeout} s")
         raise LockTimeoutError(f"{what} was held elsewhere for the {timeout} s that the caller would wait")
 
     async def _patiently(self, deadline: float | None) -> Handle:
@@ -128,9 +132,11 @@ class Attempt(Generic[Handle]):
 
     async def _once(self, *, queue: float = 0) -> Handle | Busy:
         sent = self._loop.time()
-        self._doubt = True
+        self._doubt = self._silent = True
         answer = await self._store.take(self._key, self._token, self._duration, shared=self._lock.shared, queue=queue)
+        self._lost = self._lost or self._error is not None
         self._error = None
+        self._heard, self._silent = True, False
         if isinstance(answer, Busy):
             self._doubt = bool(queue)
             return answer
@@ -139,9 +145,11 @@ class Attempt(Generic[Handle]):
             self._store.give_back(self._key, self._token, self._duration)
             self._token, self._doubt = new_token(self._wish.identity), False
             return Busy(0)
-        return self._lock.handle_type(
+        handle = self._lock.handle_type(
             self._lock, self._store, self._key, self._token, answer, self._owner, sent, self._duration
         )
+        handle.late = self._lost
+        return handle
 
     def _tolerable(self, error: Exception, deadline: float | None) -> bool:
         """Whether trying again could still help."""

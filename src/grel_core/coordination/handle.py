@@ -134,6 +134,8 @@ class LockHandle:
         self._loop = asyncio.get_running_loop()
         self.least = 0.0
         """Seconds, from the acquire on, before whose end the name is not given back."""
+        self.late = False
+        """Whether a request for it got lost and may arrive after the release: then it is given back once more."""
         self._told = False
         self._token = token
         self._grant = grant
@@ -229,6 +231,8 @@ class LockHandle:
             raise
         # Only once the backend has answered: a release that failed can then be tried again.
         self.forget()
+        if self.late:
+            self.store.give_back(self.key, self._token, self.duration, late=True)
         if gone:
             self._reason = self._reason or "its lease ran out"
             raise LockNotOwnedError(f"{self._what}: its lease ran out; the protected work may have overlapped")

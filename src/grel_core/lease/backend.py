@@ -108,7 +108,13 @@ class LeaseBackend(Openable, ABC):
         return self.watches.watch(key, pace)
 
     async def ask(self, key: Key, rule: Rule[T]) -> T:
-        """`apply`, and remember whether the store answers."""
+        """`apply`, and remember whether the store answers.
+
+        Raises:
+            TypeError: the token is no text.
+        """
+        if not isinstance(token := getattr(rule, "token", ""), str):
+            raise TypeError(f"a token is text, not {type(token).__name__}; give for example str(uuid4())")
         try:
             answer = await self.apply(key, rule)
         except Exception as error:
