@@ -8,8 +8,17 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from grel_core.coordination import Lock, LockAcquireError, LockBackendError, LockHandle, LockTimeoutError
-from grel_core.lease.names import LOCK, Key
+from grel_core.coordination import (
+    Lock,
+    LockAcquireError,
+    LockBackendError,
+    LockHandle,
+    LockTimeoutError,
+    ReadWriteLock,
+    TaskLock,
+    WouldBlockError,
+)
+from grel_core.lease.names import LOCK, READWRITELOCK, TASKLOCK, Key
 from grel_core.providers.base import Provider
 from tests.harness import Harness, eventually, work
 
@@ -82,10 +91,39 @@ class Shop:
         finally:
             await handle.release()
 
+    def book(self) -> ReadWriteLock:
+        """The one read-write lock, by way of a random process."""
+        return ReadWriteLock("book", backend=self.chance.choice(self.providers).readwritelock())
+
+    async def writing(self) -> None:
+        async with self.book().write as writer:
+            self.overlaps += self.inside["readers"] > 0
+            await self.visit("writer")
+            if self.chance.random() < 0.3:
+                await writer.downgrade()
+
+    async def reading(self) -> None:
+        async with self.book().read:
+            self.inside["readers"] += 1
+            self.overlaps += self.inside["writer"] > 0
+            try:
+                await work(self.chance.uniform(0, 0.003))
+            finally:
+                self.inside["readers"] -= 1
+
+    async def ticking(self) -> None:
+        provider = self.chance.choice(self.providers)
+        try:
+            async with TaskLock("tick", backend=provider.lock(), min_hold_duration=0):
+                await self.visit("tick")
+        except WouldBlockError:
+            pass
+
     async def cancelled(self) -> None:
         """Do one thing, and be cancelled somewhere in it, once or twice."""
         deeds: list[Callable[[], Awaitable[None]]] = [
             self.plain, self.held, self.extended, self.impatient, self.bounded,
+            self.writing, self.reading, self.reading, self.ticking,
         ]  # fmt: skip
         deed = self.chance.choice(deeds)
         task = asyncio.ensure_future(deed())
@@ -117,8 +155,9 @@ async def test_a_thousand_cancels_leave_nothing_behind(harness: Harness) -> None
         await asyncio.gather(*(visitor() for _ in range(24)))
 
         async def free() -> bool:
-            records = [(await one.peek(Key(LOCK, name)))[0] for name in NAMES]
-            return all(record.holder is None and not record.waiters for record in records)
+            keys = [Key(READWRITELOCK, "book"), Key(TASKLOCK, "tick"), *(Key(LOCK, name) for name in NAMES)]
+            records = [(await one.peek(key))[0] for key in keys]
+            return not any(record.holder or record.readers or record.waiters for record in records)
 
         await eventually(free, within=2, what="every lock free of everyone")
         await eventually(lambda: asyncio.all_tasks() <= before, within=2, what="no task left")

@@ -5,6 +5,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import partial
 from typing import ClassVar, Literal, TypeVar
 
 from grel_core.clock import from_microseconds
@@ -68,10 +69,13 @@ class LeaseBackend(Openable, ABC):
         self.failing_since: float | None = None
         """Loop time of the first of the failures that go on right now; None while the store answers."""
         self._background: set[asyncio.Task[bool]] = set()
+        self._later: set[asyncio.TimerHandle] = set()
         self._probe: asyncio.Task[None] | None = None
 
     async def _drain(self) -> None:
         """Wait for give-backs that are under way, at most `backend_timeout`."""
+        for timer in self._later:
+            timer.cancel()
         if self._probe is not None:
             self._probe.cancel()
             await asyncio.wait([self._probe])
@@ -216,25 +220,25 @@ class LeaseBackend(Openable, ABC):
         the lease has run out anyway. The task is waited for when the backend closes.
         """
         loop = asyncio.get_running_loop()
-        work = self._give_back(key, token, loop.time() + within, least, late)
+        if late:
+            again = partial(self.give_back, key, token, self.backend_timeout, least=least)
+            self._later = {timer for timer in self._later if timer.when() > loop.time()}
+            self._later.add(loop.call_later(self.backend_timeout, again))
+        work = self._give_back(key, token, loop.time() + within, least)
         task = loop.create_task(work, name=f"grel: give back {key.kind}")
         self._background.add(task)
         task.add_done_callback(self._background.discard)
         return task
 
-    async def _give_back(self, key: Key, token: str, deadline: float, least: float, late: bool) -> bool:
+    async def _give_back(self, key: Key, token: str, deadline: float, least: float) -> bool:
         loop, pause = asyncio.get_running_loop(), 0.05
         while True:
             try:
-                held = await self.drop(key, token, least=least)
+                return await self.drop(key, token, least=least)
             except Exception as error:  # noqa: BLE001 - nobody waits for this task: what fails is logged
                 if not self.transient(error) or loop.time() + pause >= deadline:
                     logger.warning("%s %r may stay held until its lease ends: %s", key.kind, key.name, describe(error))
                     return False
-            else:
-                if held or not late or loop.time() + self.backend_timeout >= deadline:
-                    return held
-                late, pause = False, self.backend_timeout
             await asyncio.sleep(pause)
             pause = min(2 * pause, SAFETY)
 
