@@ -17,6 +17,7 @@ from grel_core.coordination import (
     WouldBlockError,
 )
 from grel_core.lease.names import READWRITELOCK, Key
+from grel_core.lease.rules import Busy, Grant
 from grel_core.providers.base import Provider
 from tests.harness import Harness, eventually, work
 
@@ -268,3 +269,18 @@ async def test_neither_side_starves_under_load_of_the_other(mine: Provider, thei
     visits += [visit(provider, "read") for provider in (mine, theirs) for _ in range(4)]
     await asyncio.gather(*visits)
     assert max(longest.values()) < 1
+
+
+async def test_a_refused_writer_learns_how_long_the_longest_reader_may_stay(mine: Provider) -> None:
+    for number, seconds in enumerate((20, 600, 10)):
+        assert isinstance(await mine.take(KEY, f"reader.{number}", seconds, shared=True), Grant)
+    for token, rest in (("reader.1", 20), ("reader.0", 10)):
+        refused = await mine.take(KEY, "writer.1", 60)
+        assert isinstance(refused, Busy)
+        assert refused.remaining > rest * 1_000_000
+        assert await mine.drop(KEY, token)
+        shorter = await mine.take(KEY, "writer.1", 60)
+        assert isinstance(shorter, Busy)
+        assert (rest - 5) * 1_000_000 < shorter.remaining <= rest * 1_000_000
+    assert await mine.drop(KEY, "reader.2")
+    assert isinstance(await mine.take(KEY, "writer.1", 60), Grant)
