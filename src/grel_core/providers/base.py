@@ -61,16 +61,17 @@ class Provider(LeaseBackend):
             self.failed()
 
     @classmethod
-    def from_environment(cls, what: str) -> str:
-        """The address that the first set variable of `variables` gives.
+    def from_environment(cls, what: str, env_prefix: str = "") -> str:
+        """The address that the first set variable of `variables` gives, each with `env_prefix` in front.
 
         Raises:
             ValueError: none of them is set.
         """
         for variable in cls.variables:
-            if value := os.environ.get(variable):
+            if value := os.environ.get(env_prefix + variable):
                 return value
-        raise ValueError(f"{cls.__name__} needs {what}: give it, or set {' or '.join(cls.variables)}")
+        known = " or ".join(env_prefix + variable for variable in cls.variables)
+        raise ValueError(f"{cls.__name__} needs {what}: give it, or set {known}")
 
 
 def mask(url: str) -> str:

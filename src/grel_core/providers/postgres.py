@@ -33,6 +33,7 @@ PASSING = (
     asyncpg.ReadOnlySQLTransactionError,
 )
 """What a server says when it refuses for now."""
+EXAMPLE = "a URL such as 'postgresql://localhost/app'"
 SCHEMA = "grel"
 
 
@@ -104,6 +105,7 @@ class PostgresProvider(Provider):
         backend_timeout: float = 5.0,
         retention: float = 60.0,
         memory_retention: float = 30 * 86_400.0,
+        env_prefix: str = "",
     ) -> None:
         super().__init__(
             prefix=prefix,
@@ -113,7 +115,7 @@ class PostgresProvider(Provider):
         )
         self.schema = check_schema(schema)
         self._auto_migrate, self._pgbouncer = auto_migrate, pgbouncer
-        self._url = normal(self.from_environment("a URL such as 'postgresql://localhost/app'") if url is None else url)
+        self._url = normal(self.from_environment(EXAMPLE, env_prefix) if url is None else url)
         self._borrowed: Pool | Engine | None = None
         self._connection: Connection
         self._text = lru_cache(maxsize=1024)(lambda key: key.text(self.prefix))
@@ -141,16 +143,17 @@ class PostgresProvider(Provider):
         return provider
 
     @classmethod
-    def from_environment(cls, what: str) -> str:
-        host = os.environ.get("POSTGRES_HOST")
-        if not host or os.environ.get("POSTGRES_URL"):
-            return super().from_environment(what)
-        user, password, database = (
-            quote(os.environ.get(f"POSTGRES_{part}", ""), safe="") for part in ("USER", "PASSWORD", "DB")
-        )
+    def from_environment(cls, what: str, env_prefix: str = "") -> str:
+        def read(part: str) -> str:
+            return os.environ.get(f"{env_prefix}POSTGRES_{part}", "")
+
+        host = read("HOST")
+        if not host or read("URL"):
+            return super().from_environment(what, env_prefix)
+        user, password, database = (quote(read(part), safe="") for part in ("USER", "PASSWORD", "DB"))
         who = f"{user}:{password}@" if password else f"{user}@" if user else ""
         place = f"[{host}]" if ":" in host else quote(host, safe="")
-        return f"postgresql://{who}{place}:{os.environ.get('POSTGRES_PORT') or 5432}/{database}"
+        return f"postgresql://{who}{place}:{read('PORT') or 5432}/{database}"
 
     def identity(self) -> Any:
         options = self.schema, self.prefix, self.backend_timeout, self._retention, self._memory_retention

@@ -24,6 +24,7 @@ from grel_core.providers.redis_client import Client, Plain, client_of
 from grel_core.providers.redis_connection import Argument, Link, Shared, Terms, UnfitError
 
 SCRIPT = resources.files(__package__).joinpath("redis.lua").read_text(encoding="utf-8")
+EXAMPLE = "a URL such as 'redis://localhost:6379/0'"
 PASSING = re.compile(r"\b(LOADING|READONLY|CLUSTERDOWN|TRYAGAIN|MASTERDOWN|BUSY|OOM|NOREPLICAS|MISCONF)\b")
 """What a server says when it refuses for now."""
 
@@ -34,7 +35,7 @@ class RedisProvider(Provider):
     URLs: `redis://`, `rediss://` (TLS), `unix://`, `redis+sentinel://host:port,host:port/service/db` and
     `redis+cluster://host:port,host:port`, or `valkey` in place of `redis`, with what redis-py takes in a URL's query
     (`?protocol=2` for what does not speak RESP3). Without one, `REDIS_URL`, `VALKEY_URL`, or `REDIS_HOST` and
-    `REDIS_PORT` say where.
+    `REDIS_PORT` say where, each with `env_prefix` in front.
 
     With `replicas`, a grant counts only once so many replicas have it: that bounds what a failover can lose, and does
     not rule it out.
@@ -52,6 +53,7 @@ class RedisProvider(Provider):
         retention: float = 60.0,
         memory_retention: float = 30 * 86_400.0,
         replicas: int = 0,
+        env_prefix: str = "",
     ) -> None:
         super().__init__(
             prefix=prefix,
@@ -59,7 +61,7 @@ class RedisProvider(Provider):
             retention=retention,
             memory_retention=memory_retention,
         )
-        self._url = self.from_environment("a URL such as 'redis://localhost:6379/0'") if url is None else url
+        self._url = self.from_environment(EXAMPLE, env_prefix) if url is None else url
         if replicas < 0 or isinstance(replicas, bool):
             raise ValueError(f"replicas is {replicas}; give how many replicas must have a grant before it counts")
         self._replicas = replicas
@@ -78,11 +80,11 @@ class RedisProvider(Provider):
         return provider
 
     @classmethod
-    def from_environment(cls, what: str) -> str:
-        host = os.environ.get("REDIS_HOST")
-        if host and not any(map(os.environ.get, cls.variables)):
-            return f"redis://{host}:{os.environ.get('REDIS_PORT') or 6379}"
-        return super().from_environment(what)
+    def from_environment(cls, what: str, env_prefix: str = "") -> str:
+        host = os.environ.get(f"{env_prefix}REDIS_HOST")
+        if host and not any(os.environ.get(env_prefix + variable) for variable in cls.variables):
+            return f"redis://{host}:{os.environ.get(f'{env_prefix}REDIS_PORT') or 6379}"
+        return super().from_environment(what, env_prefix)
 
     def identity(self) -> Any:
         place = self._borrowed or self._url

@@ -30,7 +30,9 @@ class Job(NamedTuple):
 
 
 class SQLiteProvider(Provider):
-    """Leases in the file `path` (else the variable `SQLITE_PATH`, else `grel.db`), shared by all processes of a host.
+    """Leases in the file `path`, shared by all processes of a host.
+
+    Without one, the variable `SQLITE_PATH` with `env_prefix` in front says which, or it is `grel.db`.
 
     The host's monotonic clock decides, so that stepping the wall clock changes nothing; after a reboot all leases have
     lapsed. Not for network file systems. One thread owns the one connection; rules that arrive while it is busy share
@@ -48,11 +50,12 @@ class SQLiteProvider(Provider):
         backend_timeout: float = 5.0,
         retention: float = 60.0,
         memory_retention: float = 30 * 86_400.0,
+        env_prefix: str = "",
     ) -> None:
         super().__init__(
             prefix=prefix, backend_timeout=backend_timeout, retention=retention, memory_retention=memory_retention
         )
-        given = os.fspath(path) if path is not None else os.environ.get("SQLITE_PATH") or "grel.db"
+        given = os.fspath(path) if path is not None else os.environ.get(f"{env_prefix}SQLITE_PATH") or "grel.db"
         if ":memory:" in given or not given:
             raise ValueError("SQLiteProvider needs a file that several processes can open; for one use MemoryProvider")
         self.path = Path(given).absolute()
