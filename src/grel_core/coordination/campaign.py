@@ -155,9 +155,12 @@ class Campaign:
                     with nullcontext() if self._term is None else self._watch.resting():
                         await self._watch.wait(pause)
         finally:
-            self.running, self._watch, self.due = False, None, float("inf")
-            await finish(loop.create_task(self._resign(store)))
-            self._changed()
+            self._watch, self.due = None, float("inf")
+            try:
+                await finish(loop.create_task(self._resign(store)))
+            finally:
+                self.running = False
+                self._changed()
 
     async def _round(self, store: LeaseBackend, loop: asyncio.AbstractEventLoop) -> float:
         """Do what is due, and say for how many seconds nothing will be."""
