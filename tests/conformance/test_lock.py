@@ -364,3 +364,14 @@ async def test_a_configuration_is_what_the_store_is_asked_for_from_the_next_oper
         assert await asked() == 9
     async with lock:
         assert await asked() == 9
+
+
+async def test_a_wait_that_ended_in_the_line_of_this_process_was_no_silence(mine: Provider) -> None:
+    lock = Lock("cart", backend=mine.lock())
+    async with lock:
+        first = asyncio.create_task(lock.acquire(timeout=0.6))
+        await eventually(lambda: mine.lines.waiting(Key(LOCK, "cart")) == 1)
+        second = asyncio.create_task(lock.acquire(timeout=0.61))
+        for waiting in (first, second):
+            with pytest.raises(LockTimeoutError):
+                await waiting

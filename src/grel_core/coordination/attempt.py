@@ -51,7 +51,7 @@ class Attempt(Generic[Handle]):
         """Whether the store may know the token: a call went out and brought no refusal."""
         self._silent = self._heard = self._lost = False
         """Whether an answer is out, whether there ever was one, and whether one got lost."""
-        self._began = self._loop.time()
+        self._began = self._sent = self._loop.time()
         self._error: Exception | None = None
 
     async def run(self, timeout: float | None, max_waiters: int | None = None) -> Handle:
@@ -91,7 +91,8 @@ class Attempt(Generic[Handle]):
                 raise
         if self._error is not None:
             raise self._error
-        if self._silent and not self._heard:
+        # Not for a request that has only just gone out, after a long time in this process's own line.
+        if self._silent and not self._heard and self._loop.time() - self._sent >= timeout / 2:
             raise LockAcquireError(f"{what}: the backend gave no answer within {timeout} s")
         raise LockTimeoutError(f"{what} was held elsewhere for the {timeout} s that the caller would wait")
 
@@ -131,7 +132,7 @@ class Attempt(Generic[Handle]):
                 await watch.wait(pause)
 
     async def _once(self, *, queue: float = 0) -> Handle | Busy:
-        sent = self._loop.time()
+        sent = self._sent = self._loop.time()
         self._doubt = self._silent = True
         answer = await self._store.take(self._key, self._token, self._duration, shared=self._lock.shared, queue=queue)
         self._lost = self._lost or self._error is not None
