@@ -49,9 +49,11 @@ class Attempt(Generic[Handle]):
         self._token = new_token(wish.identity)
         self._doubt = False
         """Whether the store may know the token: a call went out and brought no refusal."""
-        self._silent = self._heard = self._lost = False
-        """Whether an answer is out, whether there ever was one, and whether one got lost."""
-        self._began = self._sent = self._loop.time()
+        self._heard = self._lost = False
+        """Whether there ever was an answer, and whether one got lost."""
+        self._sent: float | None = None
+        """When the last request went out."""
+        self._began = self._loop.time()
         self._error: Exception | None = None
 
     async def run(self, timeout: float | None, max_waiters: int | None = None) -> Handle:
@@ -92,7 +94,7 @@ class Attempt(Generic[Handle]):
         if self._error is not None:
             raise self._error
         # Not for a request that has only just gone out, after a long time in this process's own line.
-        if self._silent and not self._heard and self._loop.time() - self._sent >= timeout / 2:
+        if not self._heard and self._sent is not None and self._loop.time() - self._sent >= timeout / 2:
             raise LockAcquireError(f"{what}: the backend gave no answer within {timeout} s")
         raise LockTimeoutError(f"{what} was held elsewhere for the {timeout} s that the caller would wait")
 
@@ -133,11 +135,11 @@ class Attempt(Generic[Handle]):
 
     async def _once(self, *, queue: float = 0) -> Handle | Busy:
         sent = self._sent = self._loop.time()
-        self._doubt = self._silent = True
+        self._doubt = True
         answer = await self._store.take(self._key, self._token, self._duration, shared=self._lock.shared, queue=queue)
         self._lost = self._lost or self._error is not None
         self._error = None
-        self._heard, self._silent = True, False
+        self._heard = True
         if isinstance(answer, Busy):
             self._doubt = bool(queue)
             return answer

@@ -3,11 +3,13 @@
 import os
 from collections.abc import Awaitable, Callable
 from typing import Any, ClassVar
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import unquote, urlsplit, urlunsplit
 
 from grel_core.errors import CoordinationBackendError, GrelmicroError
 from grel_core.lease.adapters import LeaderElectionAdapter, LockAdapter, ReadWriteLockAdapter, ScheduleAdapter
 from grel_core.lease.backend import LeaseBackend, describe, logger
+from grel_core.lease.names import Key
+from grel_core.lease.rules import Busy, Grant
 
 
 class Provider(LeaseBackend):
@@ -60,6 +62,14 @@ class Provider(LeaseBackend):
             )
             self.failed()
 
+    def _hear(self, text: str | None) -> None:
+        """A message of the store: `Key.text` of what may be free, or None after a time in which some may be missed."""
+        if text is None:
+            self.watches.wake_all()
+        else:
+            _, kind, name = text.split(":", 2)
+            self.watches.wake(Key(kind, unquote(name[1:-1])))
+
     @classmethod
     def from_environment(cls, what: str, env_prefix: str = "") -> str:
         """The address that the first set variable of `variables` gives, each with `env_prefix` in front.
@@ -72,6 +82,16 @@ class Provider(LeaseBackend):
                 return value
         known = " or ".join(env_prefix + variable for variable in cls.variables)
         raise ValueError(f"{cls.__name__} needs {what}: give it, or set {known}")
+
+
+def granted(reply: list[int] | None) -> Grant | Busy | None:
+    """What a server-side dialect answers to a verb that grants: nothing, 0 and how long, or 1 and the grant."""
+    if reply is None:
+        return None
+    if not reply[0]:
+        return Busy(reply[1])
+    _, fence, lapsed, transitions = reply
+    return Grant(fence, bool(lapsed), transitions)
 
 
 def mask(url: str) -> str:

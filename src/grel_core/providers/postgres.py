@@ -8,7 +8,7 @@ import secrets
 from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, Self, cast
-from urllib.parse import quote, unquote
+from urllib.parse import quote
 
 import asyncpg
 
@@ -16,8 +16,8 @@ from grel_core.errors import CoordinationBackendError
 from grel_core.lease import rules
 from grel_core.lease.backend import T
 from grel_core.lease.names import Key
-from grel_core.lease.rules import Busy, Grant, Instant, Peek, Record, Rule, Waiter, reap
-from grel_core.providers.base import Provider, mask
+from grel_core.lease.rules import Instant, Peek, Record, Rule, Waiter, reap
+from grel_core.providers.base import Provider, granted, mask
 from grel_core.providers.postgres_connection import LOCK, REPLICA, SQL, VENDOR, Connection, Source, Terms, located
 
 PASSING = (
@@ -173,7 +173,7 @@ class PostgresProvider(Provider):
                 auto_migrate=self._auto_migrate,
                 pooled=self._pgbouncer,
                 channel=f"grel:{secrets.token_hex(8)}",
-                hint=self._hint,
+                hint=self._hear,
             )
         )
         self._connection = connection
@@ -202,18 +202,11 @@ class PostgresProvider(Provider):
             _, answer = rule(reap(record, at.now, keep), at)
             return cast(T, answer)
         reply = await connection.call(self._apply, rule.verb, text, keep, *arguments(rule, connection.channel))
-        return cast(T, bool(reply[0]) if rule.verb in {"release", "advance"} else _grant(reply))
+        return cast(T, bool(reply[0]) if rule.verb in {"release", "advance"} else granted(reply))
 
     async def listen(self) -> bool:
         self.check_loop()
         return await self._connection.listen()
-
-    def _hint(self, text: str | None) -> None:
-        if text is None:
-            self.watches.wake_all()
-        else:
-            _, kind, name = text.split(":", 2)
-            self.watches.wake(Key(kind, unquote(name[1:-1])))
 
     def transient(self, error: BaseException) -> bool:
         return isinstance(error, PASSING) or super().transient(error)
@@ -250,15 +243,6 @@ def arguments(rule: Rule[Any], channel: str) -> tuple[Any, ...]:
         case rules.Advance(mark):
             return "", mark, False, 0, "", 0, ""
     raise NotImplementedError(type(rule).__name__)
-
-
-def _grant(reply: list[int] | None) -> Grant | Busy | None:
-    if reply is None:
-        return None
-    if not reply[0]:
-        return Busy(reply[1])
-    _, fence, lapsed, transitions = reply
-    return Grant(fence, bool(lapsed), transitions)
 
 
 def seen(reply: str) -> tuple[Record, Instant]:

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from functools import lru_cache
 from importlib import resources
 from typing import Any, Self, cast
-from urllib.parse import unquote
 
 from redis import exceptions
 from redis.asyncio import Redis, RedisCluster
@@ -18,8 +17,8 @@ from grel_core.errors import CoordinationBackendError
 from grel_core.lease import rules
 from grel_core.lease.backend import T
 from grel_core.lease.names import Key, escape
-from grel_core.lease.rules import Busy, Grant, Instant, Record, Rule, Waiter
-from grel_core.providers.base import Provider, mask
+from grel_core.lease.rules import Instant, Record, Rule, Waiter
+from grel_core.providers.base import Provider, granted, mask
 from grel_core.providers.redis_client import Client, Plain, client_of
 from grel_core.providers.redis_connection import Argument, Link, Shared, Terms, UnfitError
 
@@ -106,7 +105,7 @@ class RedisProvider(Provider):
             script=self.script,
             timeout=self.backend_timeout,
             channel=f"{escape(self.prefix, ':{}')}:wake:{secrets.token_hex(8)}",
-            hint=self._hint,
+            hint=self._hear,
             wanted=lambda: bool(self.watches),
             replicas=self._replicas,
         )
@@ -170,13 +169,6 @@ class RedisProvider(Provider):
         self.check_loop()
         return await self._link.listen()
 
-    def _hint(self, key: str | None) -> None:
-        if key is None:
-            self.watches.wake_all()
-        else:
-            _, kind, name = key.split(":", 2)
-            self.watches.wake(Key(kind, unquote(name[1:-1])))
-
     def transient(self, error: BaseException) -> bool:
         refused = exceptions.AuthenticationError | exceptions.AuthorizationError | ssl.SSLCertVerificationError
         if isinstance(error, refused) or isinstance(error.__cause__ or error.__context__, refused):
@@ -208,15 +200,6 @@ def arguments(rule: Rule[Any], link: Link) -> list[Argument]:
     return [counts]
 
 
-def _grant(reply: list[int] | None) -> Grant | Busy | None:
-    if reply is None:
-        return None
-    if not reply[0]:
-        return Busy(reply[1])
-    _, fence, lapsed, transitions = reply
-    return Grant(fence, bool(lapsed), transitions)
-
-
 def _seen(reply: list[Any]) -> tuple[Record, Instant]:
     reply = [item.decode() if isinstance(item, bytes) else item for item in reply]
     now, fence, state, holder, until, ended, transitions, readers, line, duration, since, renewed, meta, mark = reply
@@ -240,9 +223,9 @@ def _seen(reply: list[Any]) -> tuple[Record, Instant]:
 
 
 ANSWERS: dict[str, Callable[[Any], Any]] = {
-    "take": _grant,
-    "renew": _grant,
-    "downgrade": _grant,
+    "take": granted,
+    "renew": granted,
+    "downgrade": granted,
     "release": bool,
     "advance": bool,
     "peek": _seen,
